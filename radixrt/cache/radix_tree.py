@@ -1,0 +1,346 @@
+"""RadixTree owns which token prefixes have their KV in the pool, who uses them, and what is evicted next.
+
+Invariants:
+- A node's key is a whole number of pages; two children of a node differ in their first page.
+- ``locks`` of a node counts the live sequences whose prefix ends at or below it, so a node is locked at
+  least as often as any of its children.
+- The recency list holds exactly the unlocked nodes below the roots, least recently used first, and every
+  node stands after its children. Its head is therefore always a leaf: the least recently used one.
+- One root for each namespace; nothing is shared between namespaces.
+
+Matching locks, so that nothing can be evicted between finding a prefix and using it.
+
+Keys are kept as bytes (little-endian int32), so that comparing a node is one ``memcmp`` and the first page of
+a key is a dictionary key. Matching and inserting cost O(tokens / memcmp speed + nodes passed), locking
+O(nodes passed), evicting a leaf O(1).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from radixrt.cache.page_pool import IntArray
+
+_ITEM = 4  # bytes of one token in a key
+_NONE: IntArray = np.empty(0, dtype=np.int32)
+
+
+class Node:
+    """One edge of the tree: ``key`` (token bytes) and the ``slots`` that hold its KV, one a token."""
+
+    __slots__ = ("children", "key", "locks", "namespace", "parent", "slots")
+
+    def __init__(self, parent: Node | None, key: bytes, slots: IntArray, namespace: str) -> None:
+        self.parent = parent
+        self.key = key
+        self.slots = slots
+        self.children: dict[bytes, Node] = {}
+        self.locks = 0
+        self.namespace = namespace
+
+    @property
+    def tokens(self) -> int:
+        return len(self.key) // _ITEM
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix: its last node, its length in tokens and its slots, shape ``[length]``."""
+
+    node: Node
+    length: int
+    slots: IntArray
+
+
+class RadixTree:
+    """Radix tree of cached token prefixes.
+
+    Args:
+        page_size: keys and matches are whole numbers of this many tokens.
+    """
+
+    def __init__(self, page_size: int = 1) -> None:
+        self.page_size = page_size
+        self.evictable_tokens = 0  # in unlocked nodes
+        self.protected_tokens = 0  # in locked nodes
+        self.evicted_tokens = 0  # ever
+        self.nodes = 0
+        self.version = 0  # changes whenever a match could come out differently
+        self._page_bytes = page_size * _ITEM
+        self._roots: dict[str, Node] = {}
+        self._recency: OrderedDict[Node, None] = OrderedDict()  # unlocked nodes, least recently used first
+        self._fresh: dict[Node, None] = {}  # nodes made since begin_step
+
+    # ---- looking
+
+    def peek(self, tokens: IntArray, namespace: str = "") -> tuple[int, Node | None]:
+        """Length in tokens of the longest cached prefix and the node it ends in; changes nothing."""
+        node = self._roots.get(namespace)
+        if node is None:
+            return 0, None
+        data, end = self._data(tokens)
+        at = 0
+        while at < end:
+            child = node.children.get(data[at : at + self._page_bytes])
+            if child is None:
+                break
+            if data.startswith(child.key, at):
+                at += len(child.key)
+                node = child
+            else:
+                at += self._common(data, at, end, child.key)
+                node = child
+                break
+        return at // _ITEM, node
+
+    def match(self, tokens: IntArray, namespace: str = "") -> Match:
+        """The longest cached prefix of ``tokens`` (int32, shape ``[n]``), locked for the caller until ``unlock``.
+
+        The node in which it ends is split there, so that exactly the prefix is locked.
+        """
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(None, b"", _NONE, namespace)
+        root.locks += 1
+        return self.match_from(root, tokens)
+
+    def match_from(self, node: Node, tokens: IntArray) -> Match:
+        """Like ``match``, for ``tokens`` that continue the prefix ending at ``node``; the caller's lock moves along."""
+        data, end = self._data(tokens)
+        last, at, found = self._descend(node, data, end)
+        self._lock(last, node)
+        slots = found[0] if len(found) == 1 else np.concatenate(found) if found else _NONE
+        return Match(last, at // _ITEM, slots)
+
+    # ---- growing
+
+    def extend(self, node: Node, tokens: IntArray, slots: IntArray) -> Match:
+        """Add ``tokens`` (a whole number of pages) with their ``slots`` below the prefix ending at ``node``.
+
+        The caller's lock moves to the end of the longer prefix. Returns that node, and how many of the tokens
+        were there already, with the tree's slots for them: the caller still owns the first that many of ``slots``.
+
+            tokens   |-- there already --|-------- new --------|
+            slots    |  caller's still   |  now the tree's     |
+        """
+        data, end = self._data(tokens)
+        if end != len(data):
+            raise ValueError(f"{len(tokens)} tokens are not a whole number of pages of {self.page_size}")
+        last, at, found = self._descend(node, data, end)
+        self._lock(last, node)
+        if at < end:
+            leaf = Node(last, data[at:], slots[at // _ITEM :].copy(), node.namespace)
+            leaf.locks = 1
+            last.children[data[at : at + self._page_bytes]] = leaf
+            self._fresh[leaf] = None
+            self.protected_tokens += leaf.tokens
+            self.nodes += 1
+            self.version += 1
+            last = leaf
+        return Match(last, at // _ITEM, np.concatenate(found) if found else _NONE)
+
+    def insert(self, tokens: IntArray, slots: IntArray, namespace: str = "") -> int:
+        """``match`` and ``extend`` without keeping the lock; returns how many tokens were there already."""
+        whole = len(tokens) // self.page_size * self.page_size
+        match = self.match(tokens[:whole], namespace)
+        self.unlock(self.extend(match.node, tokens[match.length : whole], slots[match.length : whole]).node)
+        return match.length
+
+    # ---- locking
+
+    def unlock(self, node: Node) -> None:
+        """Release one lock of ``node``; what nobody else holds becomes evictable, as just used."""
+        walk: Node | None = node
+        last = node
+        while walk is not None:
+            if walk.locks <= 0:
+                raise RuntimeError("a node was unlocked more often than locked")
+            walk.locks -= 1
+            if walk.locks == 0 and walk.parent is not None:
+                self._recency[walk] = None  # from the leaf upwards: children stand before parents
+                self.evictable_tokens += len(walk.key) // _ITEM
+                self.protected_tokens -= len(walk.key) // _ITEM
+            last, walk = walk, walk.parent
+        self._drop_empty_root(last)
+
+    def _lock(self, node: Node, held: Node) -> None:
+        """Move the lock on ``held`` down to its descendant ``node``."""
+        while node is not held:
+            node.locks += 1
+            if node.locks == 1:
+                del self._recency[node]
+                self.evictable_tokens -= len(node.key) // _ITEM
+                self.protected_tokens += len(node.key) // _ITEM
+            assert node.parent is not None
+            node = node.parent
+
+    # ---- shrinking
+
+    def evict(self, tokens: int) -> list[IntArray]:
+        """Free at least ``tokens`` tokens where that many are evictable, least recently used leaves first.
+
+        The last leaf is cut from its end, by no more pages than needed. Returns the freed slots.
+        """
+        freed: list[IntArray] = []
+        left = tokens
+        while left > 0 and self._recency:
+            leaf = next(iter(self._recency))
+            size = leaf.tokens
+            keep = (size - left) // self.page_size * self.page_size
+            if keep > 0:
+                freed.append(leaf.slots[keep:])
+                leaf.key = leaf.key[: keep * _ITEM]
+                leaf.slots = leaf.slots[:keep].copy()
+                self.evictable_tokens -= size - keep
+                self.version += 1
+                left -= size - keep
+            else:
+                freed.append(self._remove(leaf))
+                left -= size
+        self.evicted_tokens += tokens - left
+        return freed
+
+    def flush(self) -> list[IntArray]:
+        """Evict everything that no one holds."""
+        freed = []
+        while self._recency:
+            freed.append(self._remove(next(iter(self._recency))))
+        return freed
+
+    def begin_step(self) -> None:
+        """What is added from now on counts as fresh, until the next call."""
+        self._fresh.clear()
+
+    def drop_fresh(self) -> list[IntArray]:
+        """Remove everything added since ``begin_step`` (its KV was never written). None of it may be locked."""
+        freed = []
+        for node in sorted(self._fresh, key=self._depth, reverse=True):
+            if node.locks or node.children:
+                raise RuntimeError("a fresh node is still in use")
+            freed.append(self._remove(node))
+        return freed
+
+    # ---- checking
+
+    def walk(self) -> Iterator[Node]:
+        """Every node below the roots, parents first."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def slots(self) -> IntArray:
+        """Slots of the whole tree."""
+        parts = [node.slots for node in self.walk()]
+        return np.concatenate(parts) if parts else _NONE
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where an invariant of this module does not hold. O(tree)."""
+        order = {node: place for place, node in enumerate(self._recency)}
+        evictable = protected = count = 0
+        for namespace, root in self._roots.items():
+            assert root.parent is None and root.namespace == namespace and not root.key
+            assert root.children or root.locks, f"empty root of namespace {namespace!r} was kept"
+            assert root.locks >= sum(child.locks for child in root.children.values())
+        for node in self.walk():
+            count += 1
+            assert node.key and len(node.key) % self._page_bytes == 0, "a key is not a whole number of pages"
+            assert node.parent is not None and node.parent.children[node.key[: self._page_bytes]] is node
+            assert len(node.slots) in (0, node.tokens), "a node's slots and key differ in length"
+            assert node.locks >= sum(child.locks for child in node.children.values()), "a child is locked more"
+            assert node.namespace == node.parent.namespace
+            assert (node in order) == (node.locks == 0), "the recency list does not hold the unlocked nodes"
+            if node.locks == 0:
+                evictable += node.tokens
+                for child in node.children.values():
+                    assert order[child] < order[node], "a node stands before its child in the recency list"
+            else:
+                protected += node.tokens
+        assert (count, evictable, protected) == (self.nodes, self.evictable_tokens, self.protected_tokens)
+        assert len(order) <= count, "the recency list holds nodes that left the tree"
+
+    @property
+    def total_locks(self) -> int:
+        """Locks held on any root: the number of live sequences."""
+        return sum(root.locks for root in self._roots.values())
+
+    # ---- inside
+
+    def _data(self, tokens: IntArray) -> tuple[bytes, int]:
+        data = tokens.tobytes()
+        return data, len(data) // self._page_bytes * self._page_bytes
+
+    def _descend(self, node: Node, data: bytes, end: int) -> tuple[Node, int, list[IntArray]]:
+        """Follow ``data`` down from ``node``, splitting where it leaves a key; bytes matched and their slots."""
+        at = 0
+        found: list[IntArray] = []
+        page = self._page_bytes
+        while at < end:
+            child = node.children.get(data[at : at + page])
+            if child is None:
+                break
+            if not data.startswith(child.key, at):
+                child = self._split(child, self._common(data, at, end, child.key))
+            at += len(child.key)
+            found.append(child.slots)
+            node = child
+        return node, at, found
+
+    def _common(self, data: bytes, at: int, end: int, key: bytes) -> int:
+        """Bytes that ``data[at:end]`` and ``key`` have in common, in whole pages."""
+        size = min(end - at, len(key))
+        low = np.frombuffer(data, dtype=np.int32, count=size // _ITEM, offset=at)
+        high = np.frombuffer(key, dtype=np.int32, count=size // _ITEM)
+        differ = (low != high).nonzero()[0]
+        common = int(differ[0]) * _ITEM if len(differ) else size
+        return common // self._page_bytes * self._page_bytes
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut ``node`` after ``at`` bytes. Returns the new upper part; ``node`` itself stays the lower one, so that
+        whoever holds it still holds the same prefix.
+
+            parent --[ key[:at] ]--> upper --[ key[at:] ]--> node
+        """
+        parent = node.parent
+        assert parent is not None
+        upper = Node(parent, node.key[:at], node.slots[: at // _ITEM].copy(), node.namespace)
+        upper.locks = node.locks
+        upper.children[node.key[at : at + self._page_bytes]] = node
+        parent.children[node.key[: self._page_bytes]] = upper
+        node.parent = upper
+        node.key = node.key[at:]
+        node.slots = node.slots[at // _ITEM :].copy()
+        self.nodes += 1
+        if upper.locks == 0:  # its caller locks it next, and with it the ancestors that would have to stand behind it
+            self._recency[upper] = None
+        if node in self._fresh:
+            self._fresh[upper] = None
+        return upper
+
+    def _remove(self, leaf: Node) -> IntArray:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.key[: self._page_bytes]]
+        del self._recency[leaf]
+        self._fresh.pop(leaf, None)
+        leaf.parent = None
+        self.evictable_tokens -= leaf.tokens
+        self.nodes -= 1
+        self.version += 1
+        self._drop_empty_root(parent)
+        return leaf.slots
+
+    def _drop_empty_root(self, node: Node) -> None:
+        if node.parent is None and not node.children and node.locks == 0 and self._roots.get(node.namespace) is node:
+            del self._roots[node.namespace]
+
+    def _depth(self, node: Node) -> int:
+        depth = 0
+        while node.parent is not None:
+            node, depth = node.parent, depth + 1
+        return depth

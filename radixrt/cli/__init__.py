@@ -1,0 +1,107 @@
+"""The ``radixrt`` command: finds the command that was named, and turns every ending into one line and an exit code.
+
+Invariants: ``radixrt --help`` imports neither torch nor an engine; exit code 0 is success, 1 means some rows failed,
+2 a wrong argument or a model that cannot be used, 130 an interruption, 141 a reader that went away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from radixrt.cli.flags import Parser
+from radixrt.errors import RadixrtError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: its module has ``add_arguments(parser)`` and ``run(args) -> int``."""
+
+    name: str
+    module: str
+    summary: str
+
+
+COMMANDS = (
+    Command("generate", "radixrt.cli.generate", "answer prompts from arguments, a file or stdin"),
+    Command("chat", "radixrt.cli.chat", "talk to a model in the terminal"),
+    Command("bench", "radixrt.cli.bench", "measure throughput and hit rate on seeded workloads"),
+    Command("models", "radixrt.cli.models", "list the models on this machine"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # text that the terminal cannot show must not end the work
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except SystemExit as error:  # argparse: help, version, wrong usage
+        return error.code if isinstance(error.code, int) else 2
+    except RadixrtError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader went away (``| head``). Nothing more can be written, so nothing more may be flushed at exit.
+        with contextlib.suppress(OSError, ValueError):  # stdout may not be a file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename!r}: {error.strerror}")
+
+
+def _fail(message: str) -> int:
+    print("radixrt: " + message.replace("\n", " "), file=sys.stderr)
+    return 2
+
+
+def _dispatch(arguments: list[str]) -> int:
+    top = Parser(
+        prog="radixrt",
+        usage="radixrt COMMAND [options]",
+        description="A runtime for language-model programs that share prefixes.",
+        epilog="'radixrt COMMAND --help' lists the options of a command.",
+    )
+    top.add_argument("--version", action="store_true", help="print the version and exit")
+    listing = top.add_argument_group("commands")
+    for command in COMMANDS:
+        listing.add_argument(command.name, help=command.summary, nargs="?")
+
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        top.print_help()
+        return 0
+    if arguments[0] in ("--version", "-V"):
+        print(f"radixrt {_version()}")
+        return 0
+    known = {command.name: command for command in COMMANDS}
+    name = arguments[0]
+    if name not in known:
+        kind, valid = ("option", ["--help", "--version"]) if name.startswith("-") else ("command", list(known))
+        top.error(f"unknown {kind} {name!r}{nearest(name, valid)}")
+    module = importlib.import_module(known[name].module)
+    summary = known[name].summary
+    parser = Parser(prog=f"radixrt {name}", description=summary[0].upper() + summary[1:] + ".")
+    module.add_arguments(parser)
+    parser.usage = f"radixrt {name} [options]" + "".join(f" [{word} ...]" for word in parser.positionals())
+    code: int = module.run(parser.parse(arguments[1:]))
+    return code
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("radixrt")
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "(not installed)"

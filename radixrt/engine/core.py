@@ -1,0 +1,436 @@
+"""Engine owns the requests: it checks them, turns them into sequences, runs steps and turns sampled tokens into output.
+
+Invariants: a request is answered exactly once, whatever happens to it; whatever one request raises ends that request alone;
+one thread uses an engine at a time (``AsyncEngine`` gives it a thread of its own).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from radixrt.cache.page_pool import IntArray, PagePool
+from radixrt.cache.radix_tree import RadixTree
+from radixrt.config import EngineConfig
+from radixrt.engine.inputs import Message, Prompt, check_ids, check_limits, read_template, split_prompts, to_tokens
+from radixrt.engine.live import LiveRequest, LiveSample
+from radixrt.engine.stats import EngineStats, OptimalCache
+from radixrt.errors import EngineClosed, InvalidRequest
+from radixrt.model.checkpoint import open_checkpoint
+from radixrt.model.runner import ModelInfo, ModelRunner
+from radixrt.model.source import resolve
+from radixrt.model.tokenizer import Tokenizer
+from radixrt.progress import progress as show_progress
+from radixrt.request import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, SamplingParams
+from radixrt.sampling.logprobs import position_logprobs
+from radixrt.sampling.sampler import Sampled, sample
+from radixrt.sampling.spec import mix
+from radixrt.scheduler.batch import Batch
+from radixrt.scheduler.scheduler import Scheduler, SchedulerCounters
+from radixrt.scheduler.sequence import Phase, Sequence
+
+log = logging.getLogger("radixrt")
+
+_SHOW_FROM = 8  # prompts above which generate shows progress on a terminal
+
+
+class Engine:
+    """A model with a radix cache, in this process.
+
+    Args:
+        model: directory, ``.gguf`` file, hub id, or ``None`` for the embedded default.
+        progress: show loading on the terminal.
+        settings: every other field of ``EngineConfig``.
+
+    Raises:
+        ModelError: the model cannot be found or read.
+        InvalidRequest: a setting is unknown, out of range, or cannot be honoured.
+    """
+
+    def __init__(self, model: str | None = None, *, progress: bool = False, **settings: Any) -> None:
+        self.config = EngineConfig.from_kwargs(model=model, **settings)
+        checkpoint = open_checkpoint(resolve(model, progress=progress))
+        with show_progress(f"loading {checkpoint.name}", unit="layers", show=progress) as bar:
+            self.tokenizer: Tokenizer = checkpoint.tokenizer(read_template(self.config.chat_template))
+            self._runner = ModelRunner(self.config, checkpoint, lambda done, total: bar.update(done, total=total))
+        self._pool = PagePool(self._runner.pages, self.config.page_size)
+        self._tree = None if self.config.disable_radix_cache else RadixTree(self.config.page_size)
+        self._scheduler = Scheduler(
+            self._pool,
+            self._tree,
+            chunk=self.config.chunked_prefill_size,
+            max_running=self.config.max_running_requests,
+            schedule_policy=self.config.schedule_policy,
+            max_wait_steps=self.config.max_wait_steps,
+        )
+        self._requests: dict[str, LiveRequest] = {}
+        self._samples: dict[int, LiveSample] = {}  # by the uid of their sequence
+        self._mailbox: deque[OutputDelta] = deque()  # made outside of a step, or read by someone else's loop
+        self._next_uid = 0
+        self._arrivals = 0
+        self._closed = False
+        self.reset_stats()
+
+    # ---- whole answers
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one prompt or many, in order.
+
+        Args:
+            prompts: a string, token ids, or chat messages (``{"role": ..., "content": ...}``); or a list of these.
+            params: for all, or a list of one for each.
+            progress: show a progress bar; by default for more than 8 prompts on a terminal.
+
+        Returns:
+            One output for each prompt, also for a single one.
+
+        Raises:
+            InvalidRequest: an invalid prompt or parameter, before anything is started.
+        """
+        items = split_prompts(prompts)
+        each = _params_for(items, params)
+        ready = []
+        for index, (item, one) in enumerate(zip(items, each, strict=True)):
+            try:
+                ready.append(self._check(item, one))
+            except InvalidRequest as error:
+                if len(items) == 1:
+                    raise
+                raise InvalidRequest(f"prompts[{index}]", str(error)) from error
+        results: dict[str, RequestOutput] = {}
+        ids: list[str] = []
+        running: set[str] = set()
+        room = max(1, self.config.max_waiting_requests // max((p.n for p in each), default=1))
+        show = progress if progress is not None else len(ready) > _SHOW_FROM and sys.stderr.isatty()
+        started = time.monotonic()
+        tokens = 0
+        with show_progress("generating", len(ready), unit="prompts", show=show) as bar:
+            try:
+                while len(results) < len(ready):
+                    while len(ids) < len(ready) and len(running) < room:
+                        ids.append(self._add(*ready[len(ids)], None, 0, ""))
+                        running.add(ids[-1])
+                    for delta in self._step_for(running):
+                        tokens += len(delta.token_ids)
+                        if delta.output is not None:
+                            results[delta.request_id] = delta.output
+                            running.discard(delta.request_id)
+                    rate = tokens / max(time.monotonic() - started, 1e-9)
+                    bar.update(len(results), f"{rate:,.0f} tokens/s")
+            except BaseException:
+                self._forget(ids)
+                raise
+        return [results[request_id] for request_id in ids]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputDelta]:
+        """Answer one prompt piece by piece; the last delta carries the whole output.
+
+        Other requests of this engine go on meanwhile. Leaving the iterator early aborts the request.
+        """
+        request_id = self.add(prompt, params)
+        try:
+            while True:
+                for delta in self._step_for({request_id}):
+                    yield delta
+                    if delta.output is not None:
+                        return
+        finally:
+            self._forget([request_id])
+
+    # ---- step by step
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> str:
+        """Let a request wait; ``step`` works on it. Returns its id.
+
+        Args:
+            priority: smaller runs earlier, with ``schedule_policy="priority"``.
+            cache_salt: KV is shared only between requests of the same salt.
+
+        Raises:
+            InvalidRequest: names the field, its value and what would be right.
+            EngineClosed: after ``close``.
+        """
+        tokens, params = self._check(prompt, params or SamplingParams())
+        return self._add(tokens, params, request_id, priority, cache_salt)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request at once; its KV stays cached and its last delta comes with the next ``step``. False: no such request."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        for item in request.samples:
+            if item.finish_reason is None:
+                self._finish(item, FinishReason.ABORT)
+                self._mailbox.append(item.delta())
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do or to hand out."""
+        return bool(self._requests or self._mailbox)
+
+    def step(self) -> list[OutputDelta]:
+        """Run one batch; returns what it added to each sampled sequence."""
+        if self._closed:
+            raise EngineClosed("the engine is closed")
+        deltas = list(self._mailbox)
+        self._mailbox.clear()
+        batch = self._scheduler.schedule()
+        if batch is not None:
+            deltas.extend(self._run(batch))
+        if self.config.check_integrity:
+            self.check_integrity()
+        return deltas
+
+    # ---- figures and care
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return self._runner.info
+
+    def stats(self) -> EngineStats:
+        """Figures since the start or ``reset_stats``."""
+        counters = self._scheduler.counters
+        prompt = self._prompt_tokens
+        pool = self._pool
+        return EngineStats(
+            requests=self._request_count,
+            prompt_tokens=prompt,
+            cached_tokens=prompt - counters.computed_prompt,
+            computed_tokens=counters.computed_prompt,
+            recomputed_tokens=counters.recomputed,
+            generated_tokens=self._generated_tokens,
+            hit_rate=1 - counters.computed_prompt / prompt if prompt else 0.0,
+            optimal_hit_rate=1 - self._unique_tokens / prompt if prompt else 0.0,
+            unique_tokens=self._unique_tokens,
+            pool_tokens=pool.capacity,
+            pool_used=pool.capacity - pool.free_pages * pool.page_size,
+            pool_evictable=self._tree.evictable_tokens if self._tree is not None else 0,
+            cache_nodes=self._tree.nodes if self._tree is not None else 0,
+            evicted_tokens=self._tree.evicted_tokens if self._tree is not None else 0,
+            preemptions=counters.preemptions,
+            running=len(self._scheduler.running),
+            waiting=self._scheduler.waiting_count,
+            steps=counters.steps,
+            forward_tokens=counters.forward_tokens,
+        )
+
+    def reset_stats(self) -> None:
+        """Start counting anew; the cache stays, so a prompt cached before counts as cached and not as optimal."""
+        self._scheduler.counters = SchedulerCounters()
+        if self._tree is not None:
+            self._tree.evicted_tokens = 0
+        self._optimal = OptimalCache()
+        self._request_count = self._prompt_tokens = self._unique_tokens = self._generated_tokens = 0
+
+    def flush_cache(self) -> int:
+        """Forget all KV that no running request holds; returns how many tokens."""
+        freed = self._tree.flush() if self._tree is not None else []
+        for slots in freed:
+            self._pool.free(slots)
+        return sum(len(slots) for slots in freed)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where tree, pool, locks or requests contradict each other."""
+        self._scheduler.check_integrity()
+        live = {item.sequence.uid for r in self._requests.values() for item in r.samples if item.finish_reason is None}
+        scheduled = {*self._scheduler.running, *self._scheduler.waiting}
+        scheduled |= {s.uid for s in (*self._scheduler.preempted, *self._scheduler.suspects)}
+        assert live == scheduled == set(self._samples), "requests and sequences differ"
+
+    def close(self) -> None:
+        """End every request and give up the memory."""
+        if self._closed:
+            return
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        self._closed = True
+        self._mailbox.clear()
+        del self._runner
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- inside: requests
+
+    def _check(self, prompt: Prompt, params: SamplingParams) -> tuple[IntArray, SamplingParams]:
+        """Validate against the model and the limits; the prompt's tokens."""
+        if self._closed:
+            raise EngineClosed("the engine is closed")
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest("params", f"must be SamplingParams, not {type(params).__name__}")
+        info = self._runner.info
+        check_limits(params, self.config, info.vocab_size)
+        tokens = to_tokens(prompt, self.tokenizer, info.context_length)
+        check_ids("prompt", tokens, info.vocab_size)
+        longest = len(tokens) + (params.max_tokens or 0)
+        if len(tokens) > info.context_length or (params.max_tokens is None and len(tokens) == info.context_length):
+            raise InvalidRequest(
+                "prompt", f"has {len(tokens)} tokens; context_length={info.context_length} must hold it and its output"
+            )
+        if longest > info.context_length:
+            raise InvalidRequest(
+                "max_tokens",
+                f"={params.max_tokens}: with a prompt of {len(tokens)} tokens that is {longest}, "
+                f"more than context_length={info.context_length}",
+            )
+        return tokens, params
+
+    def _add(self, tokens: IntArray, params: SamplingParams, request_id: str | None, priority: int, cache_salt: str) -> str:
+        if request_id is None:
+            request_id = uuid.uuid4().hex
+        if not isinstance(request_id, str) or request_id in self._requests:
+            raise InvalidRequest("request_id", f"={request_id!r}: must be a string that no running request has")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequest("priority", f"={priority!r}: must be an integer")
+        if not isinstance(cache_salt, str):
+            raise InvalidRequest("cache_salt", f"={cache_salt!r}: must be a string")
+        if self._scheduler.waiting_count + params.n > self.config.max_waiting_requests:
+            raise InvalidRequest("max_waiting_requests", f"={self.config.max_waiting_requests}: the queue is full")
+        limit = len(tokens) + params.max_tokens if params.max_tokens is not None else self._runner.info.context_length
+        seed = params.seed if params.seed is not None else mix(self.config.seed, self._arrivals)
+        self._arrivals += 1
+        request = LiveRequest(request_id, tokens, params, cache_salt, time.monotonic())
+        for index in range(params.n):
+            sequence = Sequence(self._next_uid, tokens, limit, cache_salt, priority)
+            self._next_uid += 1
+            item = LiveSample(request, index, sequence, self.tokenizer, mix(seed, index) if index else seed)
+            request.samples.append(item)
+            self._samples[sequence.uid] = item
+            self._scheduler.add(sequence)
+            self._unique_tokens += self._optimal.prompt(tokens, cache_salt)
+            self._prompt_tokens += len(tokens)
+        self._requests[request_id] = request
+        self._request_count += 1
+        return request_id
+
+    def _forget(self, ids: list[str]) -> None:
+        """Abort requests whose output nobody will read."""
+        gone = set(ids)
+        for request_id in gone:
+            self.abort(request_id)
+        self._mailbox = deque(delta for delta in self._mailbox if delta.request_id not in gone)
+
+    def _step_for(self, ids: set[str]) -> list[OutputDelta]:
+        """One step; keeps the deltas of other requests for whoever calls ``step`` next."""
+        deltas = self.step()
+        self._mailbox.extend(delta for delta in deltas if delta.request_id not in ids)
+        return [delta for delta in deltas if delta.request_id in ids]
+
+    # ---- inside: one step
+
+    def _run(self, batch: Batch) -> list[OutputDelta]:
+        try:
+            if batch.forward is not None:
+                f = batch.forward
+                self._runner.forward(f.token_ids, f.positions, f.write_slots, f.q_lens, f.kv_lens, f.kv_slots)
+            items = [self._samples[sequence.uid] for sequence in batch.sampled]
+            results = self._sample(batch, items)
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(batch.sequences))
+            return [self._fail(sequence, error) for sequence in self._scheduler.fail(batch)]
+        self._scheduler.commit(batch)
+        now = time.monotonic()
+        deltas = []
+        for item, result in zip(items, results, strict=True):
+            try:
+                deltas.append(self._accept(item, result, now))
+            except Exception as error:
+                log.exception("request %s failed", item.request.request_id)
+                deltas.append(self._fail(item.sequence, error))
+        return deltas
+
+    def _sample(self, batch: Batch, items: list[LiveSample]) -> list[Sampled]:
+        if not items:
+            return []
+        for item, slot_owner in zip(items, batch.sampled, strict=True):
+            request = item.request
+            if request.params.prompt_logprobs is not None and request.prompt_logprobs is None:
+                request.prompt_logprobs = self._prompt_logprobs(request, slot_owner)
+        return sample(self._runner.logits(batch.sample_slots), [item.row() for item in items])
+
+    def _prompt_logprobs(self, request: LiveRequest, sequence: Sequence) -> tuple[PositionLogprobs | None, ...]:
+        """From the stored hidden states, so it does not matter which positions were cached."""
+        tokens = request.prompt.tolist()
+        top = request.params.prompt_logprobs or 0
+        found: list[PositionLogprobs | None] = [None]
+        for logits in self._runner.logits_in_parts(sequence.slots[: len(tokens) - 1]):
+            at = len(found)
+            found.extend(position_logprobs(logits, tokens[at : at + len(logits)], [top] * len(logits)))
+        return tuple(found)
+
+    def _accept(self, item: LiveSample, result: Sampled, now: float) -> OutputDelta:
+        """Add one sampled token to its sample, and end it where it ends."""
+        request, sequence = item.request, item.sequence
+        request.begun(sequence, now)
+        if result.error is not None:
+            return self._fail(sequence, RuntimeError(result.error))
+        if sequence.remaining == 0:  # max_tokens = 0: only the prompt was wanted
+            self._finish(item, FinishReason.LENGTH)
+            return item.delta()
+        sequence.append(result.token)
+        self._generated_tokens += 1
+        reason = item.push(result)
+        if reason is None and sequence.remaining == 0:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self._finish(item, reason)
+        return item.delta()
+
+    def _finish(self, item: LiveSample, reason: FinishReason) -> None:
+        """End a sample; when it is the last of its request, make the request's output."""
+        sequence = item.sequence
+        computed = sequence.computed if sequence.phase is Phase.RUNNING else sequence.high_water
+        self._optimal.output(sequence.tokens[: min(computed, sequence.size)], sequence.namespace)
+        self._scheduler.finish(sequence)
+        del self._samples[sequence.uid]
+        item.finish(reason)
+        request = item.request
+        if all(other.finish_reason is not None for other in request.samples):
+            request.complete(time.monotonic())
+            del self._requests[request.request_id]
+
+    def _fail(self, sequence: Sequence, error: Exception) -> OutputDelta:
+        item = self._samples[sequence.uid]
+        item.request.error = f"{type(error).__name__}: {error}"
+        self._finish(item, FinishReason.ERROR)
+        return item.delta()
+
+
+def _params_for(items: Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * len(items)
+    if isinstance(params, Mapping) or not isinstance(params, Seq):
+        raise InvalidRequest("params", f"must be SamplingParams or a list of them, not {type(params).__name__}")
+    if len(params) != len(items):
+        raise InvalidRequest("params", f"has {len(params)} entries for {len(items)} prompts")
+    return list(params)
+
+
+__all__ = ["Engine", "Message", "Prompt"]

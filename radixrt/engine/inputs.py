@@ -1,0 +1,99 @@
+"""Turns what a caller may give as a prompt into token ids, and checks it against the model and the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from radixrt.cache.page_pool import IntArray
+from radixrt.config import EngineConfig
+from radixrt.errors import InvalidRequest
+from radixrt.model.tokenizer import Tokenizer
+from radixrt.request import SamplingParams
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+
+_CHARS_PER_TOKEN = 256  # no text of a context's length is longer than this a token
+
+
+def read_template(path: str | None) -> str | None:
+    """The chat template in ``path``, as text; ``None`` where none is given."""
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest("chat_template", f"={path!r}: {error}") from error
+
+
+def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A single prompt (text, ids or messages) as a list of one; a list of prompts as it is."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, (Sequence, np.ndarray)):
+        raise InvalidRequest("prompts", f"must be text, token ids, chat messages or a list of these, not {type(prompts).__name__}")
+    if len(prompts) and (isinstance(prompts[0], (Mapping, int, np.integer))):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def to_tokens(prompt: Prompt, tokenizer: Tokenizer, context: int) -> IntArray:
+    """Token ids of one prompt, int32.
+
+    Raises:
+        InvalidRequest: empty, of another type, or far too long to be worth tokenizing.
+    """
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidRequest("prompt", "is empty")
+        if len(prompt) > context * _CHARS_PER_TOKEN:
+            raise InvalidRequest("prompt", f"has {len(prompt)} characters; context_length={context} tokens cannot hold it")
+        ids: Sequence[int] = tokenizer.encode(prompt)
+    elif isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, (Sequence, np.ndarray)):
+        raise InvalidRequest("prompt", f"must be text, token ids or chat messages, not {type(prompt).__name__}")
+    elif len(prompt) and isinstance(prompt[0], Mapping):
+        ids = tokenizer.encode_chat(list(prompt))  # type: ignore[arg-type]
+    else:
+        ids = prompt  # type: ignore[assignment]
+        if len(ids) > context:
+            raise InvalidRequest("prompt", f"has {len(ids)} tokens; context_length={context} must hold it and its output")
+        for at, token in enumerate(ids):
+            if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
+                raise InvalidRequest(f"prompt[{at}]", f"={token!r}: must be a token id")
+            if not 0 <= token < 2**31:
+                raise InvalidRequest(f"prompt[{at}]", f"={token}: is not in the vocabulary")
+    if len(ids) == 0:
+        raise InvalidRequest("prompt", "is empty")
+    return np.asarray(ids, dtype=np.int32)
+
+
+def check_ids(field: str, ids: IntArray, vocab: int) -> None:
+    """Raises InvalidRequest where an id is outside the vocabulary."""
+    wrong = np.flatnonzero(ids >= vocab)
+    if len(wrong):
+        raise InvalidRequest(f"{field}[{wrong[0]}]", f"={ids[wrong[0]]}: the vocabulary has ids 0 to {vocab - 1}")
+
+
+def check_limits(params: SamplingParams, config: EngineConfig, vocab: int) -> None:
+    """Raises InvalidRequest where parameters pass a limit of the engine or name ids outside the vocabulary."""
+    for field, size, limit in (
+        ("stop", len(params.stop), config.max_stop_strings),
+        ("stop_token_ids", len(params.stop_token_ids), config.max_stop_strings),
+        ("logit_bias", len(params.logit_bias), config.max_logit_bias),
+        ("n", params.n, config.max_n),
+        ("logprobs", params.logprobs or 0, config.max_logprobs),
+        ("prompt_logprobs", params.prompt_logprobs or 0, config.max_logprobs),
+    ):
+        if size > limit:
+            raise InvalidRequest(field, f" asks for {size}: at most {limit} are allowed")
+    longest = max((len(stop) for stop in params.stop), default=0)
+    if longest > config.max_stop_length:
+        raise InvalidRequest("stop", f" has a string of {longest} characters: at most {config.max_stop_length} are allowed")
+    for field, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+        for token in ids:
+            if token >= vocab:
+                raise InvalidRequest(field, f" has {token}: the vocabulary has ids 0 to {vocab - 1}")

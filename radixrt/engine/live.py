@@ -1,0 +1,142 @@
+"""A request while it is answered: its samples, their text so far and their times. Made and used by ``Engine`` only."""
+
+from __future__ import annotations
+
+from radixrt.cache.page_pool import IntArray
+from radixrt.model.detokenizer import Detokenizer
+from radixrt.model.tokenizer import Tokenizer
+from radixrt.request import (
+    FinishReason,
+    OutputDelta,
+    PositionLogprobs,
+    RequestOutput,
+    SampleOutput,
+    SamplingParams,
+)
+from radixrt.sampling.sampler import Sampled
+from radixrt.sampling.spec import Row, SamplingSpec
+from radixrt.sampling.stop import StopStrings
+from radixrt.scheduler.sequence import Sequence
+
+
+class LiveRequest:
+    """One request and its samples."""
+
+    def __init__(self, request_id: str, prompt: IntArray, params: SamplingParams, namespace: str, arrived: float) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.namespace = namespace
+        self.arrived = arrived
+        self.samples: list[LiveSample] = []
+        self.prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+        self.error: str | None = None
+        self.output: RequestOutput | None = None
+        self._admitted: float | None = None
+        self._first: float | None = None
+
+    def begun(self, sequence: Sequence, now: float) -> None:
+        """A first token was sampled."""
+        if self._first is None:
+            self._first, self._admitted = now, sequence.admitted_at
+
+    def complete(self, now: float) -> None:
+        """Every sample has ended."""
+        first = self.samples[0].sequence
+        admitted = self._admitted if self._admitted is not None else first.admitted_at
+        started = self._first if self._first is not None else now
+        computed = min(first.computed_prompt, first.prompt_len)
+        reached = min(first.high_water, first.prompt_len)
+        self.output = RequestOutput(
+            request_id=self.request_id,
+            prompt_token_ids=tuple(self.prompt.tolist()),
+            samples=tuple(item.output() for item in self.samples),
+            cached_tokens=reached - computed,
+            computed_tokens=computed,
+            recomputed_tokens=sum(item.sequence.recomputed for item in self.samples),
+            preemptions=sum(item.sequence.preemptions for item in self.samples),
+            queue_time=(admitted if admitted is not None else now) - self.arrived,
+            prefill_time=started - admitted if admitted is not None else 0.0,
+            decode_time=now - started,
+            prompt_logprobs=self.prompt_logprobs,
+            error=self.error,
+        )
+
+
+class LiveSample:
+    """One sample: its sequence, its text and why it ended."""
+
+    def __init__(self, request: LiveRequest, index: int, sequence: Sequence, tokenizer: Tokenizer, seed: int) -> None:
+        params = request.params
+        self.request = request
+        self.index = index
+        self.sequence = sequence
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self._end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
+        self._stop_ids = frozenset(params.stop_token_ids)
+        self._spec = SamplingSpec.of(params, seed, self._end_ids)
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._stops = StopStrings(params.stop, params.include_stop)
+        self._text: list[str] = []
+        self._logprobs: list[PositionLogprobs] = []
+        self._new_text = ""
+        self._new_tokens: tuple[int, ...] = ()
+        self._new_logprobs: tuple[PositionLogprobs, ...] = ()
+
+    def row(self) -> Row:
+        """What the sampler needs now."""
+        return Row(self._spec, self.sequence.tokens[: self.sequence.size], self.sequence.prompt_len)
+
+    def push(self, result: Sampled) -> FinishReason | None:
+        """Take in a token that was appended to the sequence; why the sample ends with it, if it does."""
+        self._new_tokens += (result.token,)
+        if result.logprobs is not None:
+            self._new_logprobs += (result.logprobs,)
+            self._logprobs.append(result.logprobs)
+        if result.token in self._end_ids:
+            self.stop_reason = result.token if result.token in self._stop_ids else None
+            return FinishReason.STOP
+        active = self.sequence.generated >= self.request.params.min_tokens
+        shown, stop = self._stops.push(self._detokenizer.push((result.token,)), active)
+        self._new_text += shown
+        if stop is None:
+            return None
+        self.stop_reason = stop
+        return FinishReason.STOP
+
+    def finish(self, reason: FinishReason) -> None:
+        """The sample ends; text that was held back is shown unless a stop string ended it."""
+        self.finish_reason = reason
+        if not isinstance(self.stop_reason, str):
+            tail, stop = self._stops.push(self._detokenizer.flush())
+            self._new_text += tail
+            if stop is None:
+                self._new_text += self._stops.flush()
+
+    def delta(self) -> OutputDelta:
+        """What came since the last delta."""
+        self._text.append(self._new_text)
+        delta = OutputDelta(
+            request_id=self.request.request_id,
+            index=self.index,
+            text=self._new_text,
+            token_ids=self._new_tokens,
+            logprobs=self._new_logprobs,
+            finish_reason=self.finish_reason,
+            output=self.request.output,
+        )
+        self._new_text, self._new_tokens, self._new_logprobs = "", (), ()
+        return delta
+
+    def output(self) -> SampleOutput:
+        """The finished sample."""
+        sequence = self.sequence
+        return SampleOutput(
+            index=self.index,
+            text="".join(self._text) + self._new_text,
+            token_ids=tuple(sequence.tokens[sequence.prompt_len : sequence.size].tolist()),
+            finish_reason=self.finish_reason or FinishReason.ERROR,
+            stop_reason=self.stop_reason,
+            logprobs=tuple(self._logprobs) if self.request.params.logprobs is not None else None,
+        )

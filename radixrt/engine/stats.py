@@ -1,0 +1,70 @@
+"""Figures of an engine: what was computed, what came from the cache, and what a perfect cache would have given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixrt.cache.page_pool import IntArray
+from radixrt.cache.radix_tree import RadixTree
+
+import numpy as np
+
+_MOST_TOKENS = 8_000_000  # tokens of history the optimum is counted over
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Totals since the engine started or ``reset_stats``; counts are tokens unless the name says otherwise.
+
+    Fields:
+        hit_rate: share of prompt tokens that were not computed, of prompts whose computation has begun.
+        optimal_hit_rate: ``1 - unique radix edges / prompt tokens``: what a cache that forgets nothing would reach.
+        pool_used: held by running sequences or cached; ``pool_evictable`` of them can be evicted at once.
+    """
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    recomputed_tokens: int
+    generated_tokens: int
+    hit_rate: float
+    optimal_hit_rate: float
+    unique_tokens: int
+    pool_tokens: int
+    pool_used: int
+    pool_evictable: int
+    cache_nodes: int
+    evicted_tokens: int
+    preemptions: int
+    running: int
+    waiting: int
+    steps: int
+    forward_tokens: int
+
+
+class OptimalCache:
+    """Counts the radix edges that a cache without limit would have computed.
+
+    Holds the token ids of up to ``_MOST_TOKENS`` tokens and no KV; beyond that the least recently used prefixes are forgotten and
+    would count again.
+    """
+
+    def __init__(self) -> None:
+        self._tree = RadixTree()
+        self._empty: IntArray = np.empty(0, dtype=np.int32)
+
+    def prompt(self, tokens: IntArray, namespace: str) -> int:
+        """A prompt arrived; returns how many of its tokens are new."""
+        return len(tokens) - self._insert(tokens, namespace)
+
+    def output(self, tokens: IntArray, namespace: str) -> None:
+        """A sample's prompt and output have been computed: a later prompt may begin with them."""
+        self._insert(tokens, namespace)
+
+    def _insert(self, tokens: IntArray, namespace: str) -> int:
+        known = self._tree.insert(tokens, self._empty, namespace)
+        surplus = self._tree.evictable_tokens - _MOST_TOKENS
+        if surplus > 0:
+            self._tree.evict(surplus)
+        return known

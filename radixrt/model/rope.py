@@ -1,0 +1,111 @@
+"""Rotary position frequencies: plain and scaled (linear, dynamic NTK, YaRN, Llama 3), as numbers for a cos/sin table.
+
+A token's keys stay in the cache whatever is computed later, so frequencies must not depend on how long a sequence
+happens to be. ``dynamic`` is therefore fixed by the longest length the engine allows (as its authors' formula gives for
+that length); below the trained length it is the plain table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from radixrt.errors import ModelError
+from radixrt.model.config import ModelConfig
+
+
+def inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies, float32 ``[head_dim / 2]``, and the factor on cos and sin.
+
+    Sources: Su et al. 2021 (RoPE); kaiokendev 2023 (linear); bloc97 2023 (dynamic NTK); Peng et al. 2023
+    (YaRN); the Llama 3.1 release (llama3).
+
+    Args:
+        max_len: longest sequence, in tokens.
+
+    Raises:
+        ModelError: an unknown rope_type, or a parameter of it that is missing or out of range.
+    """
+    scaling = config.rope_scaling
+    dim, base = config.head_dim, config.rope_theta
+    kind = scaling.get("rope_type", "default")
+    if kind == "default":
+        return _plain(dim, base), 1.0
+    if kind == "linear":
+        return _plain(dim, base) / _number(scaling, "factor", 1.0), 1.0
+    if kind == "dynamic":
+        factor = _number(scaling, "factor", 1.0)
+        trained = config.max_position
+        length = max(max_len, trained)
+        base = base * ((factor * length / trained) - (factor - 1)) ** (dim / (dim - 2))
+        return _plain(dim, base), 1.0
+    if kind == "llama3":
+        return _llama3(scaling, _plain(dim, base)), 1.0
+    if kind == "yarn":
+        return _yarn(scaling, config, dim, base)
+    raise ModelError(f"rope_type={kind!r} is not supported; supported: default, linear, dynamic, yarn, llama3")
+
+
+def cos_sin_table(config: ModelConfig, max_len: int) -> torch.Tensor:
+    """Cosines and sines of every position, float32 ``[max_len, 2, head_dim / 2]``."""
+    frequencies, factor = inverse_frequencies(config, max_len)
+    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies[None, :]
+    return torch.stack((angles.cos() * factor, angles.sin() * factor), dim=1)
+
+
+def _plain(dim: int, base: float) -> torch.Tensor:
+    return 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
+
+
+def _llama3(scaling: Mapping[str, Any], plain: torch.Tensor) -> torch.Tensor:
+    factor = _number(scaling, "factor", 1.0)
+    low = _number(scaling, "low_freq_factor", 0.0)
+    high = _number(scaling, "high_freq_factor", 0.0)
+    trained = _number(scaling, "original_max_position_embeddings", 1)
+    if high <= low:
+        raise ModelError(f"rope_scaling: high_freq_factor={high} must be above low_freq_factor={low}")
+    wavelength = 2 * math.pi / plain
+    smooth = (trained / wavelength - low) / (high - low)
+    blended = (1 - smooth) * plain / factor + smooth * plain
+    scaled = torch.where(wavelength > trained / low, plain / factor, plain)
+    between = (wavelength <= trained / low) & (wavelength >= trained / high)
+    return torch.where(between, blended, scaled)
+
+
+def _yarn(scaling: Mapping[str, Any], config: ModelConfig, dim: int, base: float) -> tuple[torch.Tensor, float]:
+    trained = _number(scaling, "original_max_position_embeddings", 1, config.max_position)
+    factor = _number(scaling, "factor", 1.0, config.max_position / trained)
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        if mscale and all_dim:
+            attention = _mscale(factor, float(mscale)) / _mscale(factor, float(all_dim))
+        else:
+            attention = _mscale(factor, 1.0)
+
+    def dimension(rotations: float) -> float:
+        return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low = dimension(_number(scaling, "beta_fast", 0.0, 32.0))
+    high = dimension(_number(scaling, "beta_slow", 0.0, 1.0))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)).clamp(0, 1)
+    plain = _plain(dim, base)
+    return plain / factor * ramp + plain * (1 - ramp), float(attention)
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _number(scaling: Mapping[str, Any], name: str, low: float, default: float | None = None) -> float:
+    value = scaling.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < low:
+        raise ModelError(f"rope_scaling: {name}={value!r} must be a number of at least {low:g}")
+    return float(value)

@@ -1,0 +1,145 @@
+"""Paged attention in torch: sequences of like lengths are padded together, so that a batch of decodes is a few calls, not one a sequence.
+
+The queries that share a key head are laid side by side as if they were further positions, so that grouped heads
+never copy keys:
+
+    q [b, Q, K*G, D] -> [b, K, Q*G, D]      keys, values [b, K, L, D]      mask [b, 1, Q*G, L]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from radixrt.ops.interface import IntArray
+
+_PADDING = 1.25  # a group may do this many times the work of its sequences one by one
+_SMALL = 4096  # score elements a head below which padding does not matter
+_MAX_SCORES = 1 << 24  # elements of the mask of one group
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sequences computed in one call. ``rows [b * Q]`` are their flat queries (``None``: all of them, in order)."""
+
+    rows: torch.Tensor | None
+    kept: torch.Tensor | None  # which of the b * Q padded queries are real; None: all
+    slots: torch.Tensor  # [b * L]
+    batch: int
+    queries: int  # Q
+    keys: int  # L
+    mask: torch.Tensor | None  # float [b, 1, Q * G, L], 0 or -inf
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    groups: tuple[Group, ...]
+    tokens: int
+
+
+def plan_attention(
+    q_lens: IntArray, kv_lens: IntArray, kv_slots: IntArray, heads: int, kv_heads: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> Plan:
+    """See ``Ops.plan_attention``."""
+    ends = np.cumsum(kv_lens)
+    rows_before = np.cumsum(q_lens) - q_lens
+    starts = ends - kv_lens
+    if window is not None:  # keys that no query of the sequence sees are not read
+        skipped = np.maximum(0, kv_lens - q_lens - window + 1).astype(np.int32)
+        starts, kv_lens = starts + skipped, kv_lens - skipped
+    groups = [
+        _group(members, q_lens, kv_lens, kv_slots, starts, rows_before, heads // kv_heads, window, dtype, device, len(q_lens))
+        for members in _partition(q_lens, kv_lens, heads // kv_heads)
+    ]
+    return Plan(tuple(groups), int(q_lens.sum()))
+
+
+def attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Plan, scale: float) -> torch.Tensor:
+    """See ``Ops.attention``."""
+    heads, dim = q.shape[1], q.shape[2]
+    kv_heads = k_cache.shape[1]
+    share = heads // kv_heads
+    out = None
+    for group in plan.groups:
+        b, n, length = group.batch, group.queries, group.keys
+        rows = q if group.rows is None else q.index_select(0, group.rows)
+        part = rows.view(b, n, kv_heads, share, dim).transpose(1, 2).reshape(b, kv_heads, n * share, dim)
+        k = k_cache.index_select(0, group.slots).view(b, length, kv_heads, dim).transpose(1, 2)
+        v = v_cache.index_select(0, group.slots).view(b, length, kv_heads, dim).transpose(1, 2)
+        if k.dtype != q.dtype:
+            k, v = k.to(q.dtype), v.to(q.dtype)
+        result = F.scaled_dot_product_attention(part, k, v, attn_mask=group.mask, scale=scale)
+        result = result.view(b, kv_heads, n, share, dim).transpose(1, 2).reshape(b * n, heads, dim)
+        if group.rows is None:
+            return result
+        if out is None:
+            out = torch.empty_like(q)
+        if group.kept is None:
+            out.index_copy_(0, group.rows, result)
+        else:
+            out.index_copy_(0, group.rows.index_select(0, group.kept), result.index_select(0, group.kept))
+    return q if out is None else out
+
+
+def _partition(q_lens: IntArray, kv_lens: IntArray, share: int) -> list[IntArray]:
+    """Split the sequences into groups whose padding costs little."""
+    order = np.lexsort((kv_lens, q_lens))
+    groups: list[IntArray] = []
+    first, work = 0, 0
+    for at, index in enumerate(order):
+        q, kv = int(q_lens[index]), int(kv_lens[index])
+        count = at - first
+        most = max(kv, int(kv_lens[order[first:at]].max()) if count else 0)
+        padded = (count + 1) * q * most  # q_lens ascend
+        single = q_lens[order[first]] == 1 and q > 1  # decodes and longer chunks stay apart
+        if count and (single or padded > _PADDING * (work + q * kv) + _SMALL or padded * share > _MAX_SCORES):
+            groups.append(order[first:at])
+            first, work = at, 0
+        work += q * kv
+    groups.append(order[first:])
+    return groups
+
+
+def _group(
+    members: IntArray,
+    q_lens: IntArray,
+    kv_lens: IntArray,
+    kv_slots: IntArray,
+    starts: IntArray,
+    rows_before: IntArray,
+    share: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    sequences: int,
+) -> Group:
+    q, kv = q_lens[members], kv_lens[members]
+    n, length = int(q.max()), int(kv.max())
+    key = np.arange(length)
+    real_key = key[None, :] < kv[:, None]
+    slots = kv_slots[np.where(real_key, starts[members][:, None] + key[None, :], starts[members][:, None])]
+    query = np.arange(n)
+    real_query = query[None, :] < q[:, None]
+    rows = np.where(real_query, rows_before[members][:, None] + query[None, :], rows_before[members][:, None])
+    position = (kv - q)[:, None] + query[None, :]  # [b, n], as an index into the sequence's keys
+    mask = None
+    if n > 1 or not real_key.all():
+        visible = key[None, None, :] <= np.minimum(position, (kv - 1)[:, None])[:, :, None]
+        if window is not None:
+            visible &= key[None, None, :] > np.minimum(position, (kv - 1)[:, None])[:, :, None] - window
+        bias = torch.zeros(visible.shape, dtype=dtype)
+        bias.masked_fill_(torch.from_numpy(~visible), float("-inf"))
+        mask = bias.repeat_interleave(share, dim=1)[:, None].to(device)
+    everything = len(members) == sequences and real_query.all() and bool(np.all(np.diff(rows.ravel()) == 1))
+    return Group(
+        rows=None if everything else torch.from_numpy(rows.ravel().astype(np.int64)).to(device),
+        kept=None if real_query.all() else torch.from_numpy(np.flatnonzero(real_query)).to(device),
+        slots=torch.from_numpy(slots.ravel().astype(np.int64)).to(device),
+        batch=len(members),
+        queries=n,
+        keys=length,
+        mask=mask,
+    )

@@ -1,0 +1,266 @@
+"""What passes between a caller and the engine: sampling parameters in, deltas and outputs out.
+
+Invariants: everything here is immutable and validated on construction; nothing here holds a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from radixrt.errors import InvalidRequest, unknown_field
+
+_INT64 = 2**63 - 1
+T = TypeVar("T")
+
+
+class FinishReason(StrEnum):
+    """Why a sample ended."""
+
+    STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+    ABORT = "abort"  # aborted by its caller
+    ERROR = "error"  # the request failed; ``RequestOutput.error`` says why
+
+
+def _named_fields(cls: type[T]) -> type[T]:
+    """Give a dataclass an ``__init__`` that answers an unknown field with the nearest valid name."""
+    plain = cls.__init__
+
+    @functools.wraps(plain)
+    def init(self: T, *args: Any, **kwargs: Any) -> None:
+        valid = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        for name in kwargs:
+            if name not in valid:
+                raise unknown_field(cls.__name__, name, valid)
+        plain(self, *args, **kwargs)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+@_named_fields
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request is sampled. Every value is checked here; ids are checked against the vocabulary by the engine.
+
+    Fields:
+        max_tokens: most tokens to generate, at least 0 (0: only compute the prompt); ``None``: up to the context.
+        min_tokens: end-of-sequence ids, stop ids and stop strings do not count before this many tokens.
+        temperature: 0 is greedy. Range [0, 100].
+        top_k: keep the k likeliest tokens; 0 or -1: all.
+        top_p: keep the smallest set of likeliest tokens whose probability reaches this. Range (0, 1].
+        min_p: drop tokens less likely than this share of the likeliest. Range [0, 1].
+        presence_penalty, frequency_penalty: subtracted from the logit of generated tokens, once / per
+            occurrence (OpenAI's definition). Range [-2, 2].
+        repetition_penalty: divides positive and multiplies negative logits of tokens of prompt and output
+            (Keskar et al. 2019, CTRL). Range (0, 100]; 1 is off.
+        logit_bias: token id -> value added to its logit. Range [-100, 100].
+        seed: fixes this request's samples whatever else runs beside it; ``None``: drawn from the engine's seed.
+        n: samples of the same prompt; the prompt is computed once.
+        stop: strings that end the sample; the output ends before the first of them.
+        include_stop: keep the matched stop string in the text.
+        stop_token_ids: ids that end the sample (kept out of the text, present in ``token_ids``).
+        ignore_eos: do not end at the model's end-of-sequence ids.
+        logprobs: list the k likeliest alternatives of every generated token with log-probabilities of the
+            model's own distribution (before bias, penalties and temperature); 0: only the token's own.
+        prompt_logprobs: the same for every prompt token but the first, whether cached or not.
+        skip_special_tokens: leave special tokens out of the text.
+
+    Raises:
+        InvalidRequest: a value out of its range, or an unknown field (naming the nearest valid one).
+    """
+
+    max_tokens: int | None = 128
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    stop: Sequence[str] = ()
+    include_stop: bool = False
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        _integer("max_tokens", self.max_tokens, 0, _INT64, optional=True)
+        _integer("min_tokens", self.min_tokens, 0, _INT64)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest("min_tokens", f"={self.min_tokens}: must be at most max_tokens={self.max_tokens}")
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _integer("top_k", self.top_k, -1, _INT64)
+        _number("top_p", self.top_p, 0.0, 1.0, above=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        _integer("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
+        _integer("n", self.n, 1, _INT64)
+        _integer("logprobs", self.logprobs, 0, _INT64, optional=True)
+        _integer("prompt_logprobs", self.prompt_logprobs, 0, _INT64, optional=True)
+        for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(name, f"={getattr(self, name)!r}: must be true or false")
+        put("stop", _strings("stop", self.stop))
+        put("stop_token_ids", tuple(_sequence("stop_token_ids", self.stop_token_ids)))
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, 2**31 - 1)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest("logit_bias", f"={_short(self.logit_bias)}: must map token ids to numbers")
+        for token, value in self.logit_bias.items():
+            _integer("logit_bias", token, 0, 2**31 - 1)
+            _number(f"logit_bias[{token}]", value, -100.0, 100.0)
+        put("logit_bias", dict(self.logit_bias))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Build from a mapping with field names as keys (a JSON object, say)."""
+        for name in values:
+            if not isinstance(name, str):
+                raise InvalidRequest("SamplingParams", f"field names must be strings, not {name!r}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token, its log-probability (natural log) and its rank (1 = likeliest) at its position."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Log-probabilities at one position: the token that stands there, and the k likeliest, likeliest first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """One finished sample of a request."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None  # the stop string or token id that ended it
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request. Times are seconds; ``text``, ``token_ids``, ``finish_reason`` are those of the first sample.
+
+    ``cached_tokens + computed_tokens = prompt_tokens``, summed over the samples' one shared prompt;
+    ``recomputed_tokens`` were computed again because a preempted request's KV had been evicted.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    samples: tuple[SampleOutput, ...]
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    queue_time: float = 0.0
+    prefill_time: float = 0.0
+    decode_time: float = 0.0
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+    error: str | None = None
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text if self.samples else ""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.samples[0].token_ids if self.samples else ()
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.samples[0].finish_reason if self.samples else FinishReason.ERROR
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self.samples[0].stop_reason if self.samples else None
+
+    @property
+    def logprobs(self) -> tuple[PositionLogprobs, ...] | None:
+        return self.samples[0].logprobs if self.samples else None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """What one step added to one sample. ``output`` is set once, on the last delta of the whole request."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    output: RequestOutput | None = None
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, (str, bytes, list, tuple, dict)) or len(value) < 64 else type(value).__name__
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _integer(name: str, value: Any, low: int, high: int, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(name, f"={_short(value)}: must be an integer{' or nothing' if optional else ''}")
+    if value < low:
+        raise InvalidRequest(name, f"={value}: must be at least {low}")
+    if value > high:
+        raise InvalidRequest(name, f"={_short(value)}: must be at most {high}")
+
+
+def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidRequest(name, f"={_short(value)}: must be a finite number")
+    if value < low or value > high or (above and value == low):
+        raise InvalidRequest(name, f"={value}: must be {'above' if above else 'at least'} {low:g} and at most {high:g}")
+
+
+def _sequence(name: str, value: Any) -> Sequence[Any]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise InvalidRequest(name, f"={_short(value)}: must be a list")
+    return value
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    values = (value,) if isinstance(value, str) else tuple(_sequence(name, value))
+    for item in values:
+        if not isinstance(item, str) or not item:
+            raise InvalidRequest(name, f" has {_short(item)}: each must be a string of at least one character")
+    return values

@@ -1,0 +1,446 @@
+"""Scheduler owns which sequences wait and which run, and moves pages between the pool, the tree and the sequences.
+
+Invariants (``check_integrity``): every page is free, or in the tree, or owned by exactly one running sequence; the locks on
+the roots are the running sequences; a waiting sequence holds nothing. The running sequence that came first is
+never preempted, and any one sequence fits in the pool, so the loop always makes progress.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from radixrt.cache.page_pool import IntArray, PagePool
+from radixrt.cache.radix_tree import RadixTree
+from radixrt.scheduler import policy
+from radixrt.scheduler.batch import Batch, ForwardBatch
+from radixrt.scheduler.sequence import Phase, Sequence
+
+_RESERVE_CAP = 4096  # tokens of output held back for one running sequence at most
+_RETRY_STEPS = 16  # steps after which an admission that found no room is tried again though nothing ended
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals since the start or the last reset, in tokens unless the name says otherwise."""
+
+    computed_prompt: int = 0
+    recomputed: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    forward_tokens: int = 0
+
+
+class Scheduler:
+    """Builds the batch of each step.
+
+    Args:
+        pool: the pages.
+        tree: the cached prefixes; ``None`` keeps nothing after a sequence ends.
+        chunk: most tokens of one step.
+        max_running: most sequences running at once.
+        schedule_policy: see ``policy.order``.
+        max_wait_steps: a sequence that waited this long goes first.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        tree: RadixTree | None,
+        *,
+        chunk: int,
+        max_running: int,
+        schedule_policy: str = "lpm",
+        max_wait_steps: int = 512,
+    ) -> None:
+        self.pool = pool
+        self.tree = tree
+        self.chunk = chunk
+        self.max_running = min(max_running, chunk)  # every running sequence can decode in one step
+        self.policy = schedule_policy
+        self.max_wait_steps = max_wait_steps
+        self.waiting: OrderedDict[int, Sequence] = OrderedDict()  # by uid, in order of arrival
+        self.preempted: list[Sequence] = []  # waiting again, in order of arrival
+        self.suspects: list[Sequence] = []  # waiting to run alone, see ``fail``
+        self.running: dict[int, Sequence] = {}
+        self.counters = SchedulerCounters()
+        self.step = 0
+        self._new_token_ratio = 0.4  # share of a running sequence's remaining output held back for it
+        self._blocked_until = 0  # no admission before this step, unless something ends
+
+    # ---- sequences come and go
+
+    def add(self, sequence: Sequence) -> None:
+        """Let ``sequence`` wait. It must fit in the pool alone: ``pages_for(limit) <= pool.pages``."""
+        sequence.enqueued_step = self.step
+        self.waiting[sequence.uid] = sequence
+        self._blocked_until = 0
+
+    def finish(self, sequence: Sequence) -> None:
+        """End ``sequence``, waiting or running, at any moment between steps; its KV stays in the tree."""
+        if sequence.phase is Phase.RUNNING:
+            self._release(sequence)
+            del self.running[sequence.uid]
+        elif sequence.phase is Phase.WAITING:
+            self.waiting.pop(sequence.uid, None)
+            for queue in (self.preempted, self.suspects):
+                if sequence in queue:
+                    queue.remove(sequence)
+        sequence.phase = Phase.FINISHED
+        self._blocked_until = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting or self.preempted or self.suspects)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self.waiting) + len(self.preempted) + len(self.suspects)
+
+    # ---- one step: schedule, then commit or fail
+
+    def schedule(self) -> Batch | None:
+        """Build the next step: running decodes, then prefill under way, then waiting sequences in policy order.
+
+        What a chunk will compute enters the tree at once, before it is computed, so that a later sequence of the same
+        step that shares it takes it from there: within a layer, KV is written before it is read.
+        Returns ``None`` when nothing waits or runs.
+        """
+        self.step += 1
+        self.counters.steps += 1
+        if self.tree is not None:
+            self.tree.begin_step()
+        plan: dict[int, tuple[Sequence, int]] = {}  # uid -> (sequence, computed after the step)
+        if self.suspects:
+            self._schedule_suspect(plan)
+        else:
+            budget = self.chunk - self._schedule_decodes(plan)
+            budget -= self._schedule_prefills(plan, budget)
+            if budget > 0 or (self.tree is not None and self.waiting_count):
+                self._admit(plan, budget)
+        if not plan:
+            return None
+        return self._batch(list(plan.values()))
+
+    def commit(self, batch: Batch) -> None:
+        """The step succeeded: its tokens have their KV."""
+        for sequence, end in zip(batch.sequences, batch.ends, strict=True):
+            self._count(sequence, end)
+            sequence.computed = end
+            sequence.suspect = False
+        self.counters.forward_tokens += batch.tokens
+        self._new_token_ratio = max(0.1, self._new_token_ratio - 0.001)
+
+    def fail(self, batch: Batch) -> list[Sequence]:
+        """The forward of ``batch`` raised: nothing of it counts, and what it put into the tree leaves again.
+
+        A sequence that was alone in its batch is to blame and is returned, ended; the others wait again,
+        each to run alone until a step with it succeeds. Every running sequence gives up what it holds, because
+        one that is not in the batch may have matched what the batch should have computed.
+        """
+        in_batch = set(batch.sequences)
+        for sequence in self.running.values():
+            self._release(sequence)
+            sequence.phase = Phase.WAITING
+            if len(in_batch) > 1 or sequence not in in_batch:
+                sequence.suspect = sequence.suspect or sequence in in_batch
+                queue = self.suspects if sequence in in_batch else self.preempted
+                insort(queue, sequence, key=lambda s: s.uid)
+        self.running.clear()
+        if self.tree is not None:
+            for slots in self.tree.drop_fresh():
+                self.pool.free(slots)
+        if len(in_batch) > 1:
+            return []
+        batch.sequences[0].phase = Phase.FINISHED
+        return list(batch.sequences)
+
+    # ---- decodes
+
+    def _schedule_decodes(self, plan: dict[int, tuple[Sequence, int]]) -> int:
+        while True:
+            decodes = [s for s in self.running.values() if s.decoding]
+            pages = sum(s.owned == s.computed for s in decodes)
+            if self._make_room(pages):
+                break
+            self._preempt(self._victim())
+        if pages:
+            fresh = self.pool.alloc(pages)
+            size = self.pool.page_size
+            at = 0
+            for sequence in decodes:
+                if sequence.owned == sequence.computed:
+                    sequence.put_slots(sequence.owned, fresh[at : at + size])
+                    sequence.owned += size
+                    at += size
+        for sequence in decodes:
+            plan[sequence.uid] = (sequence, sequence.size)
+        return len(decodes)
+
+    # ---- prefill
+
+    def _schedule_prefills(self, plan: dict[int, tuple[Sequence, int]], budget: int) -> int:
+        used = 0
+        under_way = [s for s in self.running.values() if s.uid not in plan]
+        for sequence in under_way:
+            if sequence.phase is Phase.RUNNING and budget > used:
+                used += self._prefill(plan, sequence, budget - used)
+        while not plan and under_way and budget > 0:
+            # every page is held by prefills under way: the first of them gets what the others hold
+            first = min(under_way, key=self._rank)
+            if len(self.running) == 1 and not self._make_room(1):
+                raise RuntimeError("a sequence that fits alone in the pool found no room alone")
+            if len(self.running) > 1:
+                self._preempt(self._victim())
+            used += self._prefill(plan, first, budget - used)
+        return used
+
+    def _prefill(self, plan: dict[int, tuple[Sequence, int]], sequence: Sequence, budget: int) -> int:
+        """Give ``sequence`` its next chunk of at most ``budget`` tokens, as far as there is room; returns its tokens."""
+        self._rematch(sequence)
+        left = sequence.size - sequence.computed
+        room = sequence.owned - sequence.computed + self._available() // self.pool.page_size * self.pool.page_size
+        count = min(left, budget, room)
+        if count <= 0 and left:
+            return 0
+        end = sequence.computed + count
+        pages = self.pool.pages_for(end) - sequence.owned // self.pool.page_size
+        if pages > 0:
+            if not self._make_room(pages):
+                raise RuntimeError("pages counted as available could not be freed")
+            sequence.put_slots(sequence.owned, self.pool.alloc(pages))
+            sequence.owned += pages * self.pool.page_size
+        self._grow_tree(sequence, end)
+        plan[sequence.uid] = (sequence, end)
+        return count
+
+    def _rematch(self, sequence: Sequence) -> None:
+        """Take from the tree what others computed of this sequence's tokens since it last looked.
+
+            before  |-- in_tree --|-- own: a part of a page --|
+            after   |-- in_tree ------------------------------ match --|     (own pages freed)
+        """
+        if self.tree is None or sequence.node is None or sequence.computed >= sequence.size:
+            return
+        match = self.tree.match_from(sequence.node, sequence.tokens[sequence.in_tree : sequence.size])
+        sequence.node = match.node
+        if match.length:
+            self.pool.free(sequence.slots[sequence.in_tree : sequence.owned])
+            sequence.put_slots(sequence.in_tree, match.slots)
+            sequence.in_tree = sequence.owned = sequence.in_tree + match.length
+            sequence.computed = max(sequence.computed, sequence.in_tree)
+            sequence.high_water = max(sequence.high_water, sequence.computed)
+
+    def _grow_tree(self, sequence: Sequence, end: int) -> None:
+        """Put the whole pages of ``tokens[in_tree:end]`` into the tree."""
+        if self.tree is None or sequence.node is None:
+            return
+        whole = end // self.pool.page_size * self.pool.page_size
+        if whole > sequence.in_tree:
+            part = slice(sequence.in_tree, whole)
+            match = self.tree.extend(sequence.node, sequence.tokens[part], sequence.slots[part])
+            sequence.node = match.node
+            if match.length:  # computed by someone else meanwhile: theirs stays, ours is freed
+                self.pool.free(sequence.slots[sequence.in_tree : sequence.in_tree + match.length])
+                sequence.put_slots(sequence.in_tree, match.slots)
+            sequence.in_tree = whole
+
+    # ---- admission
+
+    def _admit(self, plan: dict[int, tuple[Sequence, int]], budget: int) -> None:
+        if self.step < self._blocked_until or len(self.running) >= self.max_running or not self.waiting_count:
+            return
+        if self.policy == "priority":
+            candidates = policy.order("priority", [*self.preempted, *self.waiting.values()], None, self.step, self.max_wait_steps)
+        else:
+            candidates = self.preempted + policy.order(
+                self.policy, self.waiting.values(), self.tree, self.step, self.max_wait_steps
+            )
+        reserved = sum(self._reserve(s) for s in self.running.values())
+        for sequence in candidates:
+            if len(self.running) >= self.max_running:
+                return
+            self._start(sequence)
+            left = sequence.size - sequence.computed
+            if left and budget <= 0:
+                self._stop(sequence)
+                continue  # a later one may be cached whole and need no budget
+            # pages: a last one may be filled in part
+            need = self._reserve(sequence) + self.pool.page_size - 1
+            if len(self.running) > 1 and need + reserved > self._available():
+                self._stop(sequence)
+                self._blocked_until = self.step + _RETRY_STEPS
+                return
+            used = self._prefill(plan, sequence, budget)
+            if sequence.uid not in plan:  # no room at all, alone: only while others hold everything
+                self._stop(sequence)
+                return
+            budget -= used
+            reserved += self._reserve(sequence) - used
+            self._dequeue(sequence)
+
+    def _start(self, sequence: Sequence) -> None:
+        """Lock the cached prefix of a waiting sequence; it now runs."""
+        sequence.phase = Phase.RUNNING
+        self.running[sequence.uid] = sequence
+        if self.tree is not None:
+            match = self.tree.match(sequence.tokens[: sequence.size], sequence.namespace)
+            sequence.node = match.node
+            sequence.put_slots(0, match.slots)
+            sequence.in_tree = sequence.owned = sequence.computed = match.length
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Undo ``_start``: the sequence was not given a chunk and waits where it waited."""
+        self._release(sequence)
+        del self.running[sequence.uid]
+        sequence.phase = Phase.WAITING
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        if self.waiting.pop(sequence.uid, None) is None:
+            self.preempted.remove(sequence)
+        if sequence.admitted_at is None:
+            sequence.admitted_at = time.monotonic()
+
+    def _reserve(self, sequence: Sequence) -> int:
+        """Tokens held back for a running sequence: the rest of its prefill and a share of its output."""
+        output = min(sequence.remaining, _RESERVE_CAP)
+        return sequence.size - sequence.computed + int(output * self._new_token_ratio)
+
+    def _schedule_suspect(self, plan: dict[int, tuple[Sequence, int]]) -> None:
+        sequence = self.suspects[0]
+        self._start(sequence)
+        self.suspects.pop(0)
+        while True:
+            self._prefill(plan, sequence, self.chunk)
+            if plan:
+                return
+            others = [s for s in self.running.values() if s is not sequence]
+            self._preempt(min(others, key=self._loss))
+
+    # ---- room
+
+    def _available(self) -> int:
+        """Tokens that could be allocated now."""
+        evictable = self.tree.evictable_tokens if self.tree is not None else 0
+        return self.pool.free_pages * self.pool.page_size + evictable
+
+    def _make_room(self, pages: int) -> bool:
+        """Evict until ``pages`` pages are free; False where the tree has not enough that nobody holds."""
+        missing = pages - self.pool.free_pages
+        if missing > 0 and self.tree is not None and self.tree.evictable_tokens >= missing * self.pool.page_size:
+            for slots in self.tree.evict(missing * self.pool.page_size):
+                self.pool.free(slots)
+        return self.pool.free_pages >= pages
+
+    def _rank(self, sequence: Sequence) -> tuple[int, int]:
+        return (sequence.priority if self.policy == "priority" else 0, sequence.uid)
+
+    def _victim(self) -> Sequence:
+        """The running sequence with the least to lose; never the first one."""
+        leader = min(self.running.values(), key=self._rank)
+        others = [s for s in self.running.values() if s is not leader]
+        if not others:
+            raise RuntimeError("a sequence that fits alone in the pool found no room alone")
+        return min(others, key=self._loss)
+
+    def _loss(self, sequence: Sequence) -> tuple[int, int, int]:
+        """What preempting costs: tokens that only this sequence holds; equal ones: the last to come."""
+        held = sequence.owned - sequence.in_tree
+        node = sequence.node
+        while node is not None and node.locks == 1:
+            held += node.tokens
+            node = node.parent
+        return (-sequence.priority if self.policy == "priority" else 0, held, -sequence.uid)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Send a running sequence back to wait; its KV goes to the tree and may be there still when it returns."""
+        self._release(sequence)
+        del self.running[sequence.uid]
+        sequence.phase = Phase.WAITING
+        sequence.enqueued_step = self.step
+        sequence.preemptions += 1
+        insort(self.preempted, sequence, key=lambda s: s.uid)
+        self.counters.preemptions += 1
+        self._new_token_ratio = min(1.0, self._new_token_ratio + 0.2)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Give up everything ``sequence`` holds: computed whole pages to the tree, the rest to the pool.
+
+            |-- in_tree --|-- computed, whole pages --|-- a part of a page, empty pages --|
+              unlocked       into the tree, unlocked     freed
+        """
+        if self.tree is not None and sequence.node is not None:
+            if sequence.computed > sequence.in_tree:
+                self._grow_tree(sequence, sequence.computed)
+            self.tree.unlock(sequence.node)
+        self.pool.free(sequence.slots[sequence.in_tree : sequence.owned])
+        sequence.node = None
+        sequence.slots = sequence.slots[:0].copy()
+        sequence.in_tree = sequence.owned = sequence.computed = 0
+
+    # ---- the batch
+
+    def _batch(self, work: list[tuple[Sequence, int]]) -> Batch:
+        forward = [(s, end) for s, end in work if end > s.computed]
+        sampled = tuple(s for s, end in work if end == s.size)
+        flat = None
+        if forward:
+            flat = ForwardBatch(
+                token_ids=np.concatenate([s.tokens[s.computed : end] for s, end in forward]),
+                positions=np.concatenate([np.arange(s.computed, end, dtype=np.int32) for s, end in forward]),
+                write_slots=np.concatenate([s.slots[s.computed : end] for s, end in forward]),
+                q_lens=np.array([end - s.computed for s, end in forward], dtype=np.int32),
+                kv_lens=np.array([end for _, end in forward], dtype=np.int32),
+                kv_slots=np.concatenate([s.slots[:end] for s, end in forward]),
+            )
+        return Batch(
+            sequences=tuple(s for s, _ in work),
+            ends=tuple(end for _, end in work),
+            forward=flat,
+            sampled=sampled,
+            sample_slots=np.array([s.slots[s.size - 1] for s in sampled], dtype=np.int32),
+        )
+
+    def _count(self, sequence: Sequence, end: int) -> None:
+        """Book the tokens ``computed..end``: first time or again, prompt or output."""
+        again = max(0, min(end, sequence.high_water) - sequence.computed)
+        first = max(0, min(end, sequence.prompt_len) - max(sequence.computed, sequence.high_water))
+        sequence.recomputed += again
+        sequence.computed_prompt += first
+        sequence.high_water = max(sequence.high_water, end)
+        self.counters.recomputed += again
+        self.counters.computed_prompt += first
+
+    # ---- checking
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where an invariant of this module, the tree or the pool does not hold. O(pool)."""
+        owned: list[IntArray] = []
+        for sequence in self.running.values():
+            assert sequence.phase is Phase.RUNNING
+            assert sequence.in_tree <= sequence.computed <= sequence.owned, "token ranges are out of order"
+            assert sequence.owned % self.pool.page_size == 0 == sequence.in_tree % self.pool.page_size
+            owned.append(sequence.slots[sequence.in_tree : sequence.owned])
+        for sequence in (*self.waiting.values(), *self.preempted, *self.suspects):
+            assert sequence.phase is Phase.WAITING and sequence.node is None and sequence.owned == 0
+        if self.tree is not None:
+            self.tree.check_integrity()
+            assert self.tree.total_locks == len(self.running), "locks are not the running sequences"
+            owned.append(self.tree.slots())
+        held = np.concatenate(owned) if owned else np.empty(0, dtype=np.int32)
+        assert len(np.unique(held)) == len(held), "a slot is held twice"
+        pages = held[:: self.pool.page_size] // self.pool.page_size if self.pool.page_size > 1 else held
+        every = np.concatenate([self.pool.free_page_ids(), pages])
+        assert len(every) == self.pool.pages and len(np.unique(every)) == self.pool.pages, "pages lost or held twice"
+        for sequence in self.running.values():
+            if self.tree is not None and sequence.node is not None:
+                node, path = sequence.node, []
+                while node.parent is not None:
+                    path.append(node.slots)
+                    node = node.parent
+                mine = np.concatenate(path[::-1]) if path else held[:0]
+                assert np.array_equal(mine, sequence.slots[: sequence.in_tree]), "a sequence and the tree disagree"

@@ -1,0 +1,114 @@
+"""Sequence owns the state of one sample while it is scheduled: its tokens, and where their KV lies.
+
+Invariants (positions in tokens; the right end of each range is exclusive):
+
+    tokens  |---- prompt ----|---- generated ----|
+            0            prompt_len            size
+    KV      |-- in the tree, locked --|-- own pages: computed --|-- own pages: empty --|
+            0                      in_tree                   computed                owned
+
+``in_tree`` and ``owned`` are whole numbers of pages. During a step ``in_tree`` may lie beyond ``computed``: the step
+writes what it put into the tree. A waiting sequence holds nothing: ``node is None`` and all three are 0.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+
+from radixrt.cache.page_pool import IntArray
+from radixrt.cache.radix_tree import Node
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One sample of a request.
+
+    Args:
+        uid: unique and ascending in order of arrival.
+        prompt: token ids, int32, shape ``[prompt_len]``, at least one.
+        limit: most tokens, prompt included.
+        namespace: sequences share KV only within it.
+        priority: smaller runs earlier (policy ``priority``).
+    """
+
+    __slots__ = (
+        "admitted_at",
+        "computed",
+        "computed_prompt",
+        "enqueued_step",
+        "high_water",
+        "in_tree",
+        "limit",
+        "namespace",
+        "node",
+        "owned",
+        "phase",
+        "preemptions",
+        "priority",
+        "prompt_len",
+        "recomputed",
+        "size",
+        "slots",
+        "suspect",
+        "tokens",
+        "uid",
+    )
+
+    def __init__(self, uid: int, prompt: IntArray, limit: int, namespace: str = "", priority: int = 0) -> None:
+        self.uid = uid
+        self.namespace = namespace
+        self.priority = priority
+        self.prompt_len = self.size = len(prompt)
+        self.limit = limit
+        self.tokens: IntArray = np.empty(min(limit, self.size + 64), dtype=np.int32)
+        self.tokens[: self.size] = prompt
+        self.slots: IntArray = np.empty(0, dtype=np.int32)
+        self.node: Node | None = None
+        self.in_tree = self.computed = self.owned = 0
+        self.phase = Phase.WAITING
+        self.suspect = False  # was in a step that failed: runs alone until a step with it succeeds
+        self.enqueued_step = 0
+        self.admitted_at: float | None = None  # first admission, monotonic seconds
+        self.high_water = 0  # most tokens ever computed or found in the cache
+        self.computed_prompt = 0  # prompt tokens this sequence computed, each counted once
+        self.recomputed = 0  # tokens computed again after a preemption
+        self.preemptions = 0
+
+    @property
+    def generated(self) -> int:
+        return self.size - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.limit - self.size
+
+    @property
+    def decoding(self) -> bool:
+        """Only the last sampled token has no KV yet."""
+        return self.size - self.computed == 1 and self.size > self.prompt_len and self.phase is Phase.RUNNING
+
+    def append(self, token: int) -> None:
+        """Add a generated token."""
+        if self.size == len(self.tokens):
+            grown = np.empty(min(self.limit, 2 * self.size), dtype=np.int32)
+            grown[: self.size] = self.tokens
+            self.tokens = grown
+        self.tokens[self.size] = token
+        self.size += 1
+
+    def put_slots(self, at: int, slots: IntArray) -> None:
+        """Name the slots of the tokens from position ``at`` on."""
+        end = at + len(slots)
+        if end > len(self.slots):
+            grown = np.empty(max(end, min(2 * end, self.limit + len(slots))), dtype=np.int32)
+            grown[:at] = self.slots[:at]
+            self.slots = grown
+        self.slots[at:end] = slots

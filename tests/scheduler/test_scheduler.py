@@ -1,0 +1,220 @@
+"""Scheduler, pool and tree together, on a stand-in for the model that notices every wrong slot."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from radixrt.cache.page_pool import PagePool
+from radixrt.cache.radix_tree import RadixTree
+from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.sequence import Sequence
+from tests.scheduler.fake_kv import FakeKV
+
+POLICIES = ["lpm", "dfs-weight", "fcfs", "priority"]
+
+
+def make(pages: int = 100, page_size: int = 1, chunk: int = 8, cache: bool = True, **kwargs) -> tuple[Scheduler, FakeKV]:
+    tree = RadixTree(page_size) if cache else None
+    scheduler = Scheduler(PagePool(pages, page_size), tree, chunk=chunk, max_running=kwargs.pop("max_running", 8), **kwargs)
+    return scheduler, FakeKV(scheduler)
+
+
+def sequence(uid: int, prompt: list[int], new: int, **kwargs) -> Sequence:
+    return Sequence(uid, np.array(prompt, dtype=np.int32), len(prompt) + new, **kwargs)
+
+
+def unique_edges(prompts: list[list[int]]) -> int:
+    return len({tuple(p[:end]) for p in prompts for end in range(1, len(p) + 1)})
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random arrivals, aborts, failing steps and flushes in pools from tight to wide."""
+
+    @initialize(
+        page_size=st.sampled_from([1, 1, 2, 3]),
+        spare=st.sampled_from([0, 2, 40]),
+        chunk=st.sampled_from([1, 3, 7, 64]),
+        policy=st.sampled_from(POLICIES),
+        cache=st.booleans(),
+        max_running=st.sampled_from([1, 3, 8]),
+    )
+    def start(self, page_size: int, spare: int, chunk: int, policy: str, cache: bool, max_running: int) -> None:
+        self.scheduler, self.kv = make(
+            pages=-(-24 // page_size) + spare,
+            page_size=page_size,
+            chunk=chunk,
+            cache=cache,
+            schedule_policy=policy,
+            max_wait_steps=20,
+            max_running=max_running,
+        )
+        self.live: dict[int, Sequence] = {}
+        self.prompts: dict[int, tuple[list[int], int]] = {}
+        self.uids = itertools.count()
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=16),
+        new=st.integers(0, 8),
+        namespace=st.sampled_from(["", "", "a"]),
+        priority=st.integers(0, 2),
+    )
+    def add(self, prompt: list[int], new: int, namespace: str, priority: int) -> None:
+        uid = next(self.uids)
+        self.live[uid] = sequence(uid, prompt, new, namespace=namespace, priority=priority)
+        self.prompts[uid] = (prompt, new)
+        self.scheduler.add(self.live[uid])
+
+    @rule(fail=st.integers(0, 5))
+    def step(self, fail: int) -> None:
+        batch = self.kv.step(fail=fail == 0)
+        if batch is not None and fail == 0 and len(batch.sequences) == 1:
+            self.prompts.pop(batch.sequences[0].uid, None)
+        self.scheduler.check_integrity()
+
+    @precondition(lambda self: getattr(self, "live", None))
+    @rule(which=st.integers(0, 20))
+    def abort(self, which: int) -> None:
+        uid = sorted(self.live)[which % len(self.live)]
+        self.scheduler.finish(self.live.pop(uid))
+        self.prompts.pop(uid, None)
+        self.scheduler.check_integrity()
+
+    @rule()
+    def flush(self) -> None:
+        if getattr(self, "scheduler", None) and self.scheduler.tree is not None:
+            for slots in self.scheduler.tree.flush():
+                self.scheduler.pool.free(slots)
+            self.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.kv.run()
+        for uid, (prompt, new) in self.prompts.items():
+            if uid in self.live:
+                assert self.kv.outputs.get(uid, []) == self.kv.expected(prompt, new)
+        if self.scheduler.tree is not None:
+            assert self.scheduler.tree.total_locks == 0 and self.scheduler.tree.protected_tokens == 0
+        self.scheduler.check_integrity()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("chunk", [5, 16, 1000])
+def test_what_arrives_together_is_computed_once(policy: str, chunk: int) -> None:
+    scheduler, kv = make(pages=4000, chunk=chunk, schedule_policy=policy, max_running=64)
+    shared = list(range(10, 110))
+    prompts = [[*shared, *[200 + i % 7] * (i % 5 + 1)] for i in range(40)]  # many equal ones, some inside others
+    for uid, prompt in enumerate(prompts):
+        scheduler.add(sequence(uid, prompt, 3))
+    kv.run()
+    assert scheduler.counters.computed_prompt == unique_edges(prompts)
+
+
+def test_one_step_computes_a_shared_prefix_for_all_that_need_it() -> None:
+    scheduler, kv = make(chunk=64)
+    for uid in range(6):
+        scheduler.add(sequence(uid, [1, 2, 3, 4, 5 + uid], 1))
+    batch = kv.step()
+    assert batch is not None and batch.tokens == 4 + 6 and len(batch.sampled) == 6
+
+
+def test_a_whole_hit_computes_nothing() -> None:
+    scheduler, kv = make()
+    for uid in range(2):
+        scheduler.add(sequence(uid, [1, 2, 3], 1))
+        batch = kv.step()
+        assert batch is not None and batch.tokens == (3 if uid == 0 else 0) and len(batch.sampled) == 1
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_tight_pool_gives_the_same_outputs(cache: bool, page_size: int) -> None:
+    prompts = [[i % 3, *range(i % 4, 20)] for i in range(12)]
+    outputs = []
+    for pages in (-(-36 // page_size), 1000):
+        scheduler, kv = make(pages=pages, page_size=page_size, chunk=8, cache=cache)
+        for uid, prompt in enumerate(prompts):
+            scheduler.add(sequence(uid, prompt, 12))
+        kv.run()
+        outputs.append(kv.outputs)
+        if pages < 1000:
+            assert scheduler.counters.preemptions > 0 or scheduler.tree is None
+    assert outputs[0] == outputs[1] == {uid: kv.expected(p, 12) for uid, p in enumerate(prompts)}
+
+
+def test_preemption_costs_no_prompt_token_twice_in_the_books() -> None:
+    scheduler, kv = make(pages=30, chunk=8)
+    for uid in range(4):
+        scheduler.add(sequence(uid, [uid, *range(9)], 14))
+    kv.run()
+    assert scheduler.counters.preemptions > 0
+    assert scheduler.counters.computed_prompt == 40
+
+
+def test_nobody_starves_behind_better_matches() -> None:
+    scheduler, kv = make(pages=60, chunk=4, max_running=1, max_wait_steps=30)
+    lonely = sequence(0, [9, 9, 9, 9, 9], 1)
+    scheduler.add(sequence(1, [1, 2, 3, 4], 1))
+    kv.step()
+    scheduler.add(lonely)
+    for uid in range(2, 200):
+        scheduler.add(sequence(uid, [1, 2, 3, 4], 1))  # always a longer match than the lonely one
+        kv.step()
+        if not lonely.remaining:
+            break
+    assert not lonely.remaining and 25 < uid < 60
+
+
+def test_priority_runs_smaller_numbers_first() -> None:
+    scheduler, kv = make(max_running=1, chunk=4, schedule_policy="priority")
+    order = [3, 1, 2, 0]
+    for uid, priority in enumerate(order):
+        scheduler.add(sequence(uid, [uid, uid], 1, priority=priority))
+    kv.run()
+    assert list(kv.outputs) == sorted(range(4), key=lambda uid: order[uid])
+
+
+def test_dfs_weight_goes_down_the_heaviest_branch_first() -> None:
+    scheduler, kv = make(pages=60, max_running=1, chunk=50, schedule_policy="dfs-weight")
+    for uid, prompt in enumerate([[1, 1, 1], [2, 2, 2], [2, 2, 3]]):  # what is cached
+        scheduler.add(sequence(uid, prompt, 0))
+    kv.run()
+    for uid, prompt in enumerate([[1, 1, 1, 5], [2, 2, 2, 5], [2, 2, 3, 5], [2, 2, 2, 6]], start=10):
+        scheduler.add(sequence(uid, prompt, 1))
+    kv.run()
+    assert list(kv.outputs) == [11, 13, 12, 10]
+
+
+def test_ten_thousand_random_aborts_leave_every_lock_at_zero() -> None:
+    rng = np.random.default_rng(0)
+    scheduler, kv = make(pages=120, chunk=16, max_running=12)
+    live: dict[int, Sequence] = {}
+    aborted, uid = 0, 0
+    while aborted < 10_000:
+        while len(live) < 20:
+            live[uid] = sequence(uid, [int(t) for t in rng.integers(0, 3, rng.integers(1, 30))], int(rng.integers(0, 20)))
+            scheduler.add(live[uid])
+            uid += 1
+        if rng.random() < 0.3:
+            kv.step()
+        for _ in range(int(rng.integers(1, 8))):
+            victim = live.pop(int(rng.choice(list(live))))
+            aborted += 1
+            scheduler.finish(victim)
+        if aborted % 50 == 0:
+            scheduler.check_integrity()
+        for done in [u for u, s in live.items() if not s.remaining and s.phase.value == "finished"]:
+            del live[done]
+    for victim in live.values():
+        scheduler.finish(victim)
+    scheduler.check_integrity()
+    assert scheduler.tree is not None and scheduler.tree.total_locks == 0 and scheduler.tree.protected_tokens == 0
+    assert scheduler.pool.free_pages + scheduler.tree.evictable_tokens == 120

@@ -1,0 +1,217 @@
+"""Whatever the documentation says is run: Python blocks, commands, examples; and its tables are made from the code.
+
+``python tests/test_docs.py`` renews the tables of README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from radixrt.cli import COMMANDS, main
+from radixrt.cli.flags import documented_fields
+from radixrt.config import EngineConfig
+from radixrt.request import SamplingParams
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+
+# Commands that this test cannot run itself, each with what runs them instead.
+RUN_ELSEWHERE = {
+    "scripts/test": "runs this test",
+    "scripts/demo": "examples/demo.py, which test_examples runs",
+}
+TYPED_INTO_CHAT = "What is 2 + 2?\n/stats\nAnd 3 + 3?\n/exit\n"
+
+
+class Block(NamedTuple):
+    line: int
+    language: str
+    text: str
+
+
+def blocks(language: str) -> list[Block]:
+    found = re.finditer(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    every = [Block(README[: match.start()].count("\n") + 1, match[1], match[2]) for match in found]
+    return [block for block in every if block.language == language]
+
+
+def commands() -> list[str]:
+    return [line for block in blocks("sh") for line in block.text.splitlines() if line]
+
+
+def ids(block: Block) -> str:
+    return f"line {block.line}"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with the files that the README shows."""
+    monkeypatch.chdir(tmp_path)
+    for block in blocks("jsonl"):
+        name = re.findall(r"`([\w.]+\.jsonl)`", README.split("\n```jsonl", 1)[0])[-1]
+        (tmp_path / name).write_text(block.text, "utf-8")
+    return tmp_path
+
+
+def test_the_readme_has_blocks_of_known_kinds_only() -> None:
+    languages = set(re.findall(r"^```(\w+)$", README, re.MULTILINE))
+    assert languages == {"sh", "python", "jsonl", "text"}
+    assert len(commands()) >= 8
+    assert len(blocks("python")) >= 4
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("block", blocks("python"), ids=ids)
+def test_python_block(block: Block, here: Path) -> None:
+    exec(compile(block.text, f"README.md, line {block.line}", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("command", [line for line in commands() if "radixrt " in line])
+def test_command(command: str, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    data = TYPED_INTO_CHAT.encode()
+    if " | " in command:
+        before, command = command.split(" | ")
+        data = subprocess.run(before, shell=True, check=True, capture_output=True).stdout
+    program, *arguments = shlex.split(command)
+    assert program == "radixrt"
+    with feed(data, monkeypatch):
+        assert main(arguments) == 0
+    out, err = capfd.readouterr()
+    if arguments[0] == "chat":
+        assert err.count("prompt tokens:") == 2
+        assert "optimal hit rate" in err
+    elif "--output" not in arguments:
+        assert out.strip()
+    if "--output" in arguments:
+        assert len((here / "answers.jsonl").read_text("utf-8").splitlines()) == 3
+
+
+class feed:
+    """Standard input that holds these bytes, through a pipe as in a shell."""
+
+    def __init__(self, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.data, self.monkeypatch = data, monkeypatch
+
+    def __enter__(self) -> None:
+        reader, writer = os.pipe()
+        self.stream = open(reader, encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
+        self.monkeypatch.setattr(sys, "stdin", self.stream)
+        threading.Thread(target=self._write, args=(writer,), daemon=True).start()
+
+    def _write(self, writer: int) -> None:
+        with open(writer, "wb") as stream:
+            stream.write(self.data)
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+
+
+def test_every_command_line_is_run_here_or_known_to_be_run_elsewhere() -> None:
+    for command in commands():
+        assert "radixrt " in command or command in RUN_ELSEWHERE, command
+    for command in RUN_ELSEWHERE:
+        assert command in commands()
+
+
+def test_every_radixrt_command_is_documented() -> None:
+    for command in COMMANDS:
+        assert any(f"radixrt {command.name}" in line for line in commands()), command.name
+
+
+@pytest.mark.parametrize("name", ["scripts/setup", "scripts/test", "scripts/demo", ".ci/run"])
+def test_scripts_are_executable_bash(name: str) -> None:
+    assert os.access(ROOT / name, os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / name], check=True)
+
+
+def test_what_scripts_run_exists() -> None:
+    assert "exec .venv/bin/python examples/demo.py" in (ROOT / "scripts/demo").read_text("utf-8")
+    for script in re.findall(r"`(scripts/[\w/]+)", README):
+        assert (ROOT / script).exists(), script
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples(path: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    out = capsys.readouterr().out
+    if path.name == "demo.py":
+        figures = dict(re.findall(r"^  ([a-z ]+?)  +([\d.,]+)", out, re.MULTILINE))
+        assert figures["hit rate"] == figures["optimal hit rate"]
+        assert float(figures["hit rate"]) > 80
+        assert int(re.search(r"(\d+) of 16 as a person", out)[1]) >= 12  # type: ignore[index]
+        assert "Paris" in out
+    else:
+        assert out.strip()
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def table(cls: type) -> str:
+    """The settings of a dataclass as a Markdown table."""
+    lines = ["| name | default | meaning |", "|---|---|---|"]
+    documented = documented_fields(cls)
+    for field in dataclasses.fields(cls):
+        default = field.default_factory() if field.default is dataclasses.MISSING else field.default  # type: ignore[misc]
+        text = field.metadata.get("help") or documented[field.name]
+        if "choices" in field.metadata:
+            text += ": " + ", ".join(f"`{choice}`" for choice in field.metadata["choices"])
+        lines.append(f"| `{field.name}` | `{default!r}` | {text.rstrip('.').replace('|', chr(92) + '|')} |")
+    return "\n".join(lines)
+
+
+def with_tables(readme: str) -> str:
+    for cls in (EngineConfig, SamplingParams):
+        mark = f"<!-- table: {cls.__name__} -->\n"
+        assert mark in readme
+        head, rest = readme.split(mark)
+        readme = head + mark + table(cls) + "\n<!-- end -->" + rest.split("<!-- end -->", 1)[1]
+    return readme
+
+
+def test_the_tables_of_the_readme_are_those_of_the_code() -> None:
+    assert with_tables(README) == README, "run 'python tests/test_docs.py' to renew the tables"
+
+
+def options() -> Iterator[str]:
+    import importlib
+
+    for command in COMMANDS:
+        parser = argparse.ArgumentParser(add_help=True)
+        importlib.import_module(command.module).add_arguments(parser)
+        for action in parser._actions:
+            yield from action.option_strings
+
+
+def test_every_option_named_in_the_readme_exists() -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
+    assert named <= set(options()), named - set(options())
+
+
+def test_every_figure_named_in_the_readme_exists(default_engine: Any) -> None:
+    from radixrt.request import RequestOutput
+
+    output, stats = set(dir(RequestOutput)), default_engine.stats()
+    for names, owners in re.findall(r"^\| (`[\w`, ]+`) \| ((?:request|engine)[\w, ]*) \|", README, re.MULTILINE):
+        for name in re.findall(r"`(\w+)`", names):
+            assert "request" not in owners or name in output, name
+            assert "engine" not in owners or hasattr(stats, name), name
+
+
+if __name__ == "__main__":
+    (ROOT / "README.md").write_text(with_tables(README), "utf-8")
