@@ -89,7 +89,7 @@ def talk(engine: Engine) -> None:
 
 def show(first: Moment, everything: Moment) -> None:
     """Print the figures of the batch beside those of the whole run."""
-    rows = [("", "few-shot batch", "everything")]
+    rows: list[tuple[str, ...]] = [("", "few-shot batch", "everything")]
     for name in ("prompt_tokens", "cached_tokens", "computed_tokens"):
         rows.append((name.replace("_", " "), *(f"{getattr(m.stats, name):,}" for m in (first, everything))))
     rows.append(("hit rate", *(percent(m.stats.hit_rate) for m in (first, everything))))

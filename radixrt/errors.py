@@ -18,7 +18,7 @@ class InvalidRequest(RadixrtError, ValueError):
     """A request asks for something that cannot be done. ``field`` names the parameter at fault."""
 
     def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}{problem}" if problem.startswith("=") else f"{field}: {problem}")
+        super().__init__(f"{field}{problem}" if problem[:1] in ("=", " ") else f"{field}: {problem}")
         self.field = field
 
 

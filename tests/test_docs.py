@@ -76,7 +76,7 @@ def test_the_readme_has_blocks_of_known_kinds_only() -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("block", blocks("python"), ids=ids)
 def test_python_block(block: Block, here: Path) -> None:
-    exec(compile(block.text, f"README.md, line {block.line}", "exec"), {"__name__": "__main__"})
+    exec(compile(block.text, f"README.md, line {block.line}", "exec"), {"__name__": "__main__"})  # noqa: S102
 
 
 @pytest.mark.model
@@ -108,7 +108,7 @@ class feed:
 
     def __enter__(self) -> None:
         reader, writer = os.pipe()
-        self.stream = open(reader, encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
+        self.stream = open(reader, encoding="utf-8")
         self.monkeypatch.setattr(sys, "stdin", self.stream)
         threading.Thread(target=self._write, args=(writer,), daemon=True).start()
 

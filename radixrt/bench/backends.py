@@ -81,7 +81,8 @@ class TransformersBackend:
     """``transformers.generate`` with static, left-padded batches of the size that suits the workload best.
 
     A batch holds requests of one stage with the same ``max_tokens``. Attention is torch's SDPA, under
-    ``inference_mode``. ``batch_size``: use this one instead of calibrating.
+    ``inference_mode``. The model's own generation settings are replaced. ``batch_size``: use this one instead of
+    calibrating.
     """
 
     name = "transformers"
@@ -89,7 +90,11 @@ class TransformersBackend:
     def __init__(
         self, model: Any, *, pad_token_id: int = 0, threads: int | None = None, batch_size: int | None = None
     ) -> None:
+        from transformers import GenerationConfig
+
         self._model = model.eval()
+        # generate() fills what a call leaves open from the model's own settings, end-of-sequence ids among them.
+        self._model.generation_config = GenerationConfig(pad_token_id=pad_token_id)
         self._pad = pad_token_id
         self._threads = threads
         self._fixed = batch_size
@@ -176,13 +181,7 @@ class TransformersBackend:
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
         how = GenerationConfig(
-            max_new_tokens=max_tokens,
-            min_new_tokens=None,
-            do_sample=False,
-            num_beams=1,
-            use_cache=True,
-            eos_token_id=None,
-            pad_token_id=self._pad,
+            max_new_tokens=max_tokens, do_sample=False, num_beams=1, use_cache=True, pad_token_id=self._pad
         )
         with torch.inference_mode():
             made = self._model.generate(ids, attention_mask=mask, generation_config=how, streamer=clock)

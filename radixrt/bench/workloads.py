@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from radixrt.errors import InvalidRequest, nearest
 
+_MOST_ATTEMPTS = 1000  # to make a piece unlike the others
+
 Tokens = tuple[int, ...]
 Encode = Callable[[str], Sequence[int]]  # text -> token ids, without special tokens
 
@@ -133,21 +135,27 @@ class _Writer:
         self._rng = random.Random(f"radixrt/{name}/{seed}")
 
     def piece(self, count: int, start: str = "", end: str = "", *, unlike: set[Tokens] | None = None) -> Tokens:
-        """``count`` tokens: ``start``, sentences, ``end``; not one of ``unlike``, to which the piece is added."""
-        while True:
-            head, tail = list(self._encode(start)) if start else [], list(self._encode(end)) if end else []
-            tail = tail[: max(0, count - 1)]
+        """``count`` tokens: ``start``, sentences, ``end``; not one of ``unlike``, to which the piece is added.
+
+        ``start`` and ``end`` take at most a quarter of the piece each. Where a piece comes out like an earlier one,
+        which only a very short one can, ``start`` goes and the sentences begin at a random token.
+        """
+        head, tail = (list(self._encode(text))[: count // 4] if text else [] for text in (start, end))
+        for attempt in range(_MOST_ATTEMPTS):
+            skip = self._rng.randrange(16) if attempt else 0
+            made = [] if attempt else list(head)
+            want = count - len(tail) + skip
             for sentence in sentences(self._rng):
-                if len(head) + len(tail) >= count:
+                if len(made) >= want:
                     break
-                head += self._encode(sentence)
-            made = tuple(head[: count - len(tail)] + tail)
+                made += self._encode(sentence)
+            piece = tuple(made[skip:want] + tail)
             if unlike is None:
-                return made
-            if made not in unlike:
-                unlike.add(made)
-                return made
-            start = ""  # a short piece may be all start; let the sentences tell it from its siblings
+                return piece
+            if piece not in unlike:
+                unlike.add(piece)
+                return piece
+        raise InvalidRequest("scale", f"pieces of {count} tokens are too short to be told apart")
 
 
 def _scaled(value: int, scale: float, low: int) -> int:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from radixrt import __version__
 from radixrt.cli.flags import Parser
 from radixrt.errors import RadixrtError, nearest
 
@@ -82,7 +83,7 @@ def _dispatch(arguments: list[str]) -> int:
         top.print_help()
         return 0
     if arguments[0] in ("--version", "-V"):
-        print(f"radixrt {_version()}")
+        print(f"radixrt {__version__}")
         return 0
     known = {command.name: command for command in COMMANDS}
     name = arguments[0]
@@ -96,12 +97,3 @@ def _dispatch(arguments: list[str]) -> int:
     parser.usage = f"radixrt {name} [options]" + "".join(f" [{word} ...]" for word in parser.positionals())
     code: int = module.run(parser.parse(arguments[1:]))
     return code
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("radixrt")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return "(not installed)"

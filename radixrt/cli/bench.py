@@ -19,5 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     EngineConfig.from_kwargs(**flags.engine_settings(args))
-    vars(args).update(flags.engine_settings(args))
+    args.engine = flags.engine_settings(args)
     return cli.run(args)

@@ -73,13 +73,13 @@ def _converse(engine: Any, params: SamplingParams, system: str | None, *, quiet:
         except RadixrtError as error:
             print(f"radixrt: {error} (/reset starts anew)".replace("\n", " "), file=sys.stderr)
             continue
-        if output is not None and output.error is not None:
+        if output.error is not None:
             print(f"radixrt: {output.error} (/reset starts anew)".replace("\n", " "), file=sys.stderr)
             continue
         messages = [*asked, {"role": "assistant", "content": answer}]
-        if output is None or output.finish_reason == FinishReason.ABORT:
+        if output.finish_reason == FinishReason.ABORT:
             print("(stopped)", file=sys.stderr)
-        elif not quiet:
+        if not quiet:
             print(figures.turn(output), file=sys.stderr)
 
 
@@ -103,21 +103,16 @@ def _input(interactive: bool) -> Iterator[str]:
             yield text
 
 
-def _answer(engine: Any, messages: list[dict[str, str]], params: SamplingParams) -> tuple[str, RequestOutput | None]:
-    """Stream one answer to stdout; returns its text, and its figures unless it was stopped."""
+def _answer(engine: Any, messages: list[dict[str, str]], params: SamplingParams) -> tuple[str, RequestOutput]:
+    """Stream one answer to stdout; returns its text and its figures."""
     pieces: list[str] = []
+    output: RequestOutput | None = None
     with _interrupt() as stop:
         request = engine.add(messages, params)
-        output: RequestOutput | None = None
         while output is None:
             if stop.is_set():
-                engine.abort(request)
-                while engine.has_work:
-                    engine.step()
-                break
+                engine.abort(request)  # its last delta comes with the next step
             for delta in engine.step():
-                if delta.request_id != request:
-                    continue
                 pieces.append(delta.text)
                 sys.stdout.write(figures.printable(delta.text, sys.stdout))
                 sys.stdout.flush()

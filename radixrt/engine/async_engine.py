@@ -78,9 +78,13 @@ class AsyncEngine:
         """Answer one prompt or many, in order; see ``Engine.generate``. Cancelling aborts all of them."""
         items = split_prompts(prompts)
         each = _params_for(items, params)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._answer(item, one)) for item, one in zip(items, each, strict=True)]
-        return [task.result() for task in tasks]
+        tasks = [asyncio.ensure_future(self._answer(item, one)) for item, one in zip(items, each, strict=True)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:  # the first error, or being cancelled, ends the others too
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stream(
         self,

@@ -34,7 +34,9 @@ class ChatTemplate:
         ModelError: the source does not compile.
     """
 
-    def __init__(self, source: str, *, name: str = "model", time_limit: float = 5.0, max_output: int = 8 * 2**20) -> None:
+    def __init__(
+        self, source: str, *, name: str = "model", time_limit: float = 5.0, max_output: int = 8 * 2**20
+    ) -> None:
         self._name, self._time_limit, self._max_output = name, time_limit, max_output
         self._lock = threading.Lock()
         if len(source) > MAX_SOURCE:
@@ -44,10 +46,14 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
         except TemplateSyntaxError as error:
             raise self._error(f"line {error.lineno}: {error.message}") from None
-        except Exception as error:  # a stranger's source can upset the compiler in many ways: too deep, too large a number
+        except (
+            Exception
+        ) as error:  # a stranger's source can upset the compiler in many ways: too deep, too large a number
             raise self._error(f"cannot be compiled ({type(error).__name__}: {error})") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
         """The text of a chat. ``kwargs`` are the template's other variables (``tools``, ``bos_token``, ...).
 
         Raises:

@@ -118,7 +118,9 @@ class HFCheckpoint:
             file = SafetensorsFile(shard)
             for name in file.tensors if wanted is None else wanted:
                 if name not in file.tensors:
-                    raise ModelError(f"{shard}: tensor {name!r} is missing, model.safetensors.index.json says it is here")
+                    raise ModelError(
+                        f"{shard}: tensor {name!r} is missing, model.safetensors.index.json says it is here"
+                    )
                 if name in self._files:
                     raise ModelError(f"{shard}: tensor {name!r} is also in {self._files[name].path.name}")
                 self._files[name] = file
@@ -166,7 +168,9 @@ class GGUFCheckpoint:
         self._file = file = GGUFFile(path)
         self.config = config_from_gguf(file)
         self._names = {hf_name(name): name for name in file.tensors if name != FREQ_FACTORS}
-        self.generation_config = {key: self.config[key] for key in ("bos_token_id", "eos_token_id") if key in self.config}
+        self.generation_config = {
+            key: self.config[key] for key in ("bos_token_id", "eos_token_id") if key in self.config
+        }
         self.nbytes = sum(file.tensors[name].nbytes for name in self._names.values())
         self._arch: str = file.fields["general.architecture"]
 

@@ -286,7 +286,9 @@ class GGUFFile:
             raise self.error(f"tensor {name!r} has ggml type {what}, supported are {known}")
         _, block, block_bytes = GGML_TYPES[type_id]
         if dims[0] % block:
-            raise self.error(f"tensor {name!r} has rows of {dims[0]} elements, not a multiple of the block size {block}")
+            raise self.error(
+                f"tensor {name!r} has rows of {dims[0]} elements, not a multiple of the block size {block}"
+            )
         self.tensors[name] = GGUFTensor(name, type_id, tuple(reversed(dims)), offset, elements // block * block_bytes)
 
     def _place(self, data_start: int, alignment: int) -> None:

@@ -179,9 +179,7 @@ def _frequency_factors(file: GGUFFile, config: dict[str, Any], original: int | N
             continue
         smooth = (context / wavelengths - low) / (high - low)
         middle = 1 / ((1 - smooth) / factor + smooth)
-        expected = np.where(
-            wavelengths < context / high, 1.0, np.where(wavelengths > context / low, factor, middle)
-        )
+        expected = np.where(wavelengths < context / high, 1.0, np.where(wavelengths > context / low, factor, middle))
         if np.allclose(factors, expected, rtol=1e-4):
             return {
                 "rope_type": "llama3",

@@ -121,7 +121,9 @@ class _Vocabulary:
         self.ids: dict[str, int] = dict(zip(self.tokens, range(size), strict=True))
         if len(self.ids) != size:
             twice = next(i for i, token in enumerate(self.tokens) if self.ids[token] != i)
-            raise file.error(f"tokenizer.ggml.tokens has {self.tokens[twice]!r} twice ({twice} and {self.ids[self.tokens[twice]]})")
+            raise file.error(
+                f"tokenizer.ggml.tokens has {self.tokens[twice]!r} twice ({twice} and {self.ids[self.tokens[twice]]})"
+            )
         types = self._array("token_type", size)
         self.types = np.full(size, _NORMAL) if types is None else types
         for name in ("bos", "eos", "unknown"):  # markup by what they are for, whatever the types say
@@ -199,7 +201,9 @@ class _Vocabulary:
         value = self._file.fields.get(key, default)
         if not isinstance(value, str):
             missing = key not in self._file.fields
-            raise self._file.error(f"metadata key {key!r} is missing" if missing else f"{key}={value!r}: must be a string")
+            raise self._file.error(
+                f"metadata key {key!r} is missing" if missing else f"{key}={value!r}: must be a string"
+            )
         return value
 
     def _strings(self, name: str) -> list[str]:
@@ -274,7 +278,5 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     steps = [normalizers.Prepend(SPACE)] if prefix else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     tail = [decoders.Strip(content=" ", left=1)] if prefix else []
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *tail]
-    )
+    backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *tail])
     return backend

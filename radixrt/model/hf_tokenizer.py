@@ -56,7 +56,9 @@ def tokenizer_from_directory(
     if eos is not None:
         eos_ids.add(eos)
     kind, strips_space = _decoder_kind(backend)
-    templates = _templates(directory, settings) if chat_template is None else {"default": template_source(chat_template)}
+    templates = (
+        _templates(directory, settings) if chat_template is None else {"default": template_source(chat_template)}
+    )
     return Tokenizer(
         backend,
         name=directory.resolve().name,
@@ -93,7 +95,9 @@ def _backend(directory: Path) -> tokenizers.Tokenizer:
         return backend
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{directory}: has no tokenizer.json and transformers cannot convert its tokenizer ({reason})") from None
+        raise ModelError(
+            f"{directory}: has no tokenizer.json and transformers cannot convert its tokenizer ({reason})"
+        ) from None
 
 
 def _add_missing(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], directory: Path) -> None:
@@ -113,7 +117,9 @@ def _add_missing(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], dir
             token = AddedToken(entry["content"], special=special, **flags)
             backend.add_special_tokens([token]) if special else backend.add_tokens([token])
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{directory / 'tokenizer_config.json'}: added_tokens_decoder is malformed ({error!r})") from None
+        raise ModelError(
+            f"{directory / 'tokenizer_config.json'}: added_tokens_decoder is malformed ({error!r})"
+        ) from None
 
 
 def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:

@@ -49,6 +49,13 @@ def inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor
     raise ModelError(f"rope_type={kind!r} is not supported; supported: default, linear, dynamic, yarn, llama3")
 
 
+def longest_context(config: ModelConfig) -> int:
+    """Tokens a sequence may have at most; ``dynamic`` allows its factor times the trained length, if asked to."""
+    scaling = config.rope_scaling
+    stretch = _number(scaling, "factor", 1.0) if scaling.get("rope_type") == "dynamic" else 1.0
+    return int(config.max_position * stretch)
+
+
 def cos_sin_table(config: ModelConfig, max_len: int) -> torch.Tensor:
     """Cosines and sines of every position, float32 ``[max_len, 2, head_dim / 2]``."""
     frequencies, factor = inverse_frequencies(config, max_len)

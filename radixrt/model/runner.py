@@ -13,6 +13,7 @@ from radixrt.errors import InvalidRequest, ModelError
 from radixrt.model.checkpoint import Checkpoint
 from radixrt.model.config import ModelConfig
 from radixrt.model.decoder import Decoder, load_decoder
+from radixrt.model.rope import longest_context
 from radixrt.model.kv_store import KVStore, bytes_per_token
 from radixrt.ops.interface import IntArray
 from radixrt.ops.load import default_dtype, load_ops, use_threads
@@ -62,12 +63,10 @@ class ModelRunner:
         self.model = model
         self.ops = load_ops(dtype)
         per_token = bytes_per_token(model, dtype, kv_dtype)
-        most = model.max_position
-        if model.rope_scaling.get("rope_type") == "dynamic":
-            most = int(most * float(model.rope_scaling.get("factor", 1.0)))
+        most = longest_context(model)
         if config.max_model_len is not None and config.max_model_len > most:
             raise InvalidRequest("max_model_len", f"={config.max_model_len}: the model's positions end at {most}")
-        max_len = config.max_model_len or most
+        max_len = config.max_model_len or model.max_position
         tokens = config.max_total_tokens
         if tokens is None:
             free = int(psutil.virtual_memory().available * config.kv_memory_fraction)

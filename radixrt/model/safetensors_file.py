@@ -48,7 +48,9 @@ def shard_paths(directory: Path) -> list[tuple[Path, list[str] | None]]:
             shards.setdefault(name, []).append(tensor)
         for name, tensors in shards.items():
             if Path(name).name != name or name in ("", ".", "..") or "\\" in name or "\0" in name:
-                raise ModelError(f"{index_path}: weight_map[{tensors[0]!r}]={name!r}: must be a file of the directory itself")
+                raise ModelError(
+                    f"{index_path}: weight_map[{tensors[0]!r}]={name!r}: must be a file of the directory itself"
+                )
             if not (directory / name).is_file():
                 raise ModelError(f"{index_path}: weight_map[{tensors[0]!r}]={name!r}: there is no such file")
         return [(directory / name, tensors) for name, tensors in sorted(shards.items())]

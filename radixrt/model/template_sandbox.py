@@ -65,7 +65,20 @@ _FILTERS = (
     " rejectattr reverse select selectattr sort string title trim truncate unique upper wordcount"
     " batch center format indent join replace round slice"
 ).split()
-_LAZY = ("map", "select", "reject", "selectattr", "rejectattr", "list", "join", "sort", "unique", "groupby", "min", "max")
+_LAZY = (
+    "map",
+    "select",
+    "reject",
+    "selectattr",
+    "rejectattr",
+    "list",
+    "join",
+    "sort",
+    "unique",
+    "groupby",
+    "min",
+    "max",
+)
 _PERCENT_WIDTH = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\*|\d{5,}|\d*\.(?:\*|\d{5,}))")
 _LONG_NUMBER = re.compile(r"\d{5,}")
 
@@ -145,7 +158,9 @@ class _Metered(NodeTransformer):
     """Puts the meter into a parsed template: loops tick, and expressions that make values pass through ``admit``."""
 
     def _through(self, callback: str, *args: nodes.Expr) -> nodes.Call:
-        return nodes.Call(nodes.EnvironmentAttribute(callback), list(args), [], None, None, lineno=args[0].lineno if args else 1)
+        return nodes.Call(
+            nodes.EnvironmentAttribute(callback), list(args), [], None, None, lineno=args[0].lineno if args else 1
+        )
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -160,7 +175,9 @@ class _Metered(NodeTransformer):
 
     def _literal(self, node: Any) -> Any:
         self.generic_visit(node)
-        if getattr(node, "ctx", "load") != "load" or all(isinstance(item, nodes.Const) for item in getattr(node, "items", ())):
+        if getattr(node, "ctx", "load") != "load" or all(
+            isinstance(item, nodes.Const) for item in getattr(node, "items", ())
+        ):
             return node
         return self._through("admit", node)
 
@@ -275,7 +292,9 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
     def _check_percent(self, form: str, values: Any) -> None:
         if _PERCENT_WIDTH.search(form):
             raise LimitExceeded("formats to a width of more than 9999 characters")
-        self.budget.check(len(form) + form.count("%") * (self.budget.weigh(values) + (9999 if _has_width(form) else 64)))
+        self.budget.check(
+            len(form) + form.count("%") * (self.budget.weigh(values) + (9999 if _has_width(form) else 64))
+        )
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         if attribute.startswith("_"):
@@ -372,7 +391,13 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
                     raise LimitExceeded(f"gives {name!r} a number above {most}")
         elif name == "tojson":
             for arg in (*args[1:], *kwargs.values()):
-                width = arg if isinstance(arg, int) else max(map(len, arg), default=0) if isinstance(arg, (tuple, list)) else 0
+                width = (
+                    arg
+                    if isinstance(arg, int)
+                    else max(map(len, arg), default=0)
+                    if isinstance(arg, (tuple, list))
+                    else 0
+                )
                 if width > 16 or (isinstance(arg, str) and len(arg) > 16):
                     raise LimitExceeded("indents or separates JSON by more than 16 characters")
 

@@ -11,13 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.bench.workloads import WORKLOADS, Node, Tokens, Workload, build, unique_edges
+from radixrt.bench.workloads import WORKLOADS, Encode, Node, Tokens, Workload, build, unique_edges
 from radixrt.errors import InvalidRequest
 
 
 def encode(text: str) -> list[int]:
     """A stand-in tokenizer: one id a word, the same in every process."""
     return [zlib.crc32(word.encode()) % 9973 for word in text.split()]
+
+
+def spell(text: str) -> list[int]:
+    """One id a character: short pieces come out alike, as with a small vocabulary."""
+    return [ord(letter) for letter in text]
 
 
 def play(workload: Workload) -> tuple[dict[str, Tokens], dict[str, Tokens]]:
@@ -59,14 +64,21 @@ def test_published_shape(name: str) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(sorted(WORKLOADS)), st.floats(0.01, 0.4), st.integers(0, 2**32))
-def test_deterministic_and_distinct(name: str, scale: float, seed: int) -> None:
-    workload = build(name, encode, scale=scale, seed=seed)
-    assert workload == build(name, encode, scale=scale, seed=seed)
+@given(
+    st.sampled_from(sorted(WORKLOADS)), st.floats(0.01, 0.4), st.integers(0, 2**32), st.sampled_from([encode, spell])
+)
+def test_deterministic_and_distinct(name: str, scale: float, seed: int, tokens_of: Encode) -> None:
+    workload = build(name, tokens_of, scale=scale, seed=seed)
+    assert workload == build(name, tokens_of, scale=scale, seed=seed)
     prompts, _outputs = play(workload)
     assert len(set(prompts.values())) == len(prompts), "two requests have the same prompt"
-    if len(workload.nodes[0].tokens) > 20:
-        assert workload != build(name, encode, scale=scale, seed=seed + 1)
+    if len(workload.nodes[0].tokens) > 50:
+        assert workload != build(name, tokens_of, scale=scale, seed=seed + 1)
+
+
+def test_pieces_that_cannot_be_told_apart_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="too short to be told apart"):
+        build("few-shot", lambda text: [7] * len(text.split()), scale=0.1)
 
 
 def test_the_same_in_another_process() -> None:

@@ -45,6 +45,7 @@ class FakeEngine:
     most_held: int = 0
     generated: int = 0
     aborted: list[str] = field(default_factory=list)
+    last: list[OutputDelta] = field(default_factory=list)
     on_step: Any = None
 
     def __enter__(self) -> Self:
@@ -73,13 +74,14 @@ class FakeEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running)
+        return bool(self.running or self.last)
 
     def step(self) -> list[OutputDelta]:
         if self.on_step is not None:
             self.on_step(self)
         # The newest request moves first, so requests finish in another order than they came in.
-        return [self._advance(name) for name in reversed(list(self.running))]
+        deltas, self.last = self.last, []
+        return deltas + [self._advance(name) for name in reversed(list(self.running))]
 
     def _advance(self, name: str) -> OutputDelta:
         run = self.running[name]
@@ -99,8 +101,14 @@ class FakeEngine:
         return OutputDelta(name, 0, word, (run.said,), finish_reason=FinishReason.STOP, output=output)
 
     def abort(self, name: str) -> bool:
+        run = self.running.pop(name, None)
+        if run is None:
+            return False
         self.aborted.append(name)
-        return self.running.pop(name, None) is not None
+        sample = SampleOutput(0, " ".join(run.words[: run.said]), tuple(range(run.said)), FinishReason.ABORT)
+        output = RequestOutput(name, tuple(range(10)), (sample,), 6, 4)
+        self.last.append(OutputDelta(name, 0, "", (), finish_reason=FinishReason.ABORT, output=output))
+        return True
 
     def stats(self) -> FakeStats:
         return FakeStats(10 * len(self.asked), 6 * len(self.asked), 4 * len(self.asked), self.generated)
@@ -143,5 +151,5 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
         runner.engine = FakeEngine({"model": model, **settings}, on_step=runner.on_step)
         return runner.engine
 
-    monkeypatch.setattr(radixrt, "Engine", make, raising=False)
+    monkeypatch.setitem(vars(radixrt), "Engine", make)  # not setattr: it would first import the real one
     return runner

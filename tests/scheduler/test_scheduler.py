@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from radixrt.cache.page_pool import PagePool
 from radixrt.cache.radix_tree import RadixTree
+from radixrt.scheduler.policy import order
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Sequence
 from tests.scheduler.fake_kv import FakeKV
@@ -137,21 +138,21 @@ def test_a_whole_hit_computes_nothing() -> None:
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_tight_pool_gives_the_same_outputs(cache: bool, page_size: int) -> None:
-    prompts = [[i % 3, *range(i % 4, 20)] for i in range(12)]
+    prompts = [[i % 3, *range(i % 4, 10)] for i in range(12)]
     outputs = []
     for pages in (-(-36 // page_size), 1000):
         scheduler, kv = make(pages=pages, page_size=page_size, chunk=8, cache=cache)
         for uid, prompt in enumerate(prompts):
-            scheduler.add(sequence(uid, prompt, 12))
+            scheduler.add(sequence(uid, prompt, 25))
         kv.run()
         outputs.append(kv.outputs)
         if pages < 1000:
-            assert scheduler.counters.preemptions > 0 or scheduler.tree is None
-    assert outputs[0] == outputs[1] == {uid: kv.expected(p, 12) for uid, p in enumerate(prompts)}
+            assert scheduler.counters.preemptions > 0
+    assert outputs[0] == outputs[1] == {uid: kv.expected(p, 25) for uid, p in enumerate(prompts)}
 
 
 def test_preemption_costs_no_prompt_token_twice_in_the_books() -> None:
-    scheduler, kv = make(pages=30, chunk=8)
+    scheduler, kv = make(pages=34, chunk=8)
     for uid in range(4):
         scheduler.add(sequence(uid, [uid, *range(9)], 14))
     kv.run()
@@ -187,10 +188,10 @@ def test_dfs_weight_goes_down_the_heaviest_branch_first() -> None:
     for uid, prompt in enumerate([[1, 1, 1], [2, 2, 2], [2, 2, 3]]):  # what is cached
         scheduler.add(sequence(uid, prompt, 0))
     kv.run()
-    for uid, prompt in enumerate([[1, 1, 1, 5], [2, 2, 2, 5], [2, 2, 3, 5], [2, 2, 2, 6]], start=10):
-        scheduler.add(sequence(uid, prompt, 1))
-    kv.run()
-    assert list(kv.outputs) == [11, 13, 12, 10]
+    prompts = [[1, 1, 1, 5], [2, 2, 2, 5], [2, 2, 3, 5], [2, 2, 2, 6]]
+    waiting = [sequence(uid, prompt, 1) for uid, prompt in enumerate(prompts)]
+    ordered = order("dfs-weight", waiting, scheduler.tree, step=0, max_wait_steps=10)
+    assert [s.uid for s in ordered] == [1, 3, 2, 0]
 
 
 def test_ten_thousand_random_aborts_leave_every_lock_at_zero() -> None:
