@@ -1,1 +1,1 @@
-""""""
+"""A model: its files, tokenizer, chat template and decoder."""

@@ -46,9 +46,7 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
         except TemplateSyntaxError as error:
             raise self._error(f"line {error.lineno}: {error.message}") from None
-        except (
-            Exception
-        ) as error:  # a stranger's source can upset the compiler in many ways: too deep, too large a number
+        except Exception as error:  # noqa: BLE001 - a stranger's source can upset a compiler in any way
             raise self._error(f"cannot be compiled ({type(error).__name__}: {error})") from None
 
     def render(
@@ -79,7 +77,7 @@ class ChatTemplate:
                 raise self._error("calls itself too deeply") from None
             except TemplateError as error:
                 raise self._error(f"failed: {error.message}") from None
-            except Exception as error:  # what a template's expressions raise: TypeError, KeyError, ZeroDivisionError...
+            except Exception as error:  # noqa: BLE001 - whatever a stranger's expressions raise
                 raise self._error(f"failed: {type(error).__name__}: {str(error)[:500]}") from None
 
     def _error(self, problem: str) -> ModelError:

@@ -48,11 +48,12 @@ class Checkpoint(Protocol):
 
     name: str
     path: Path
-    format: Literal["safetensors", "gguf"]
     config: dict[str, Any]
     generation_config: dict[str, Any]
     nbytes: int
 
+    @property
+    def format(self) -> Literal["safetensors", "gguf"]: ...
     def names(self) -> list[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
@@ -168,7 +169,7 @@ class GGUFCheckpoint:
         self._file = file = GGUFFile(path)
         self.config = config_from_gguf(file)
         self._names = {hf_name(name): name for name in file.tensors if name != FREQ_FACTORS}
-        self.generation_config = {
+        self.generation_config: dict[str, Any] = {
             key: self.config[key] for key in ("bos_token_id", "eos_token_id") if key in self.config
         }
         self.nbytes = sum(file.tensors[name].nbytes for name in self._names.values())

@@ -183,9 +183,8 @@ class _Vocabulary:
     def templates(self) -> dict[str, str]:
         prefix, found = "tokenizer.chat_template", {}
         for key, value in self._file.fields.items():
-            if key == prefix or key.startswith(prefix + "."):
-                if isinstance(value, str):
-                    found[key[len(prefix) + 1 :] or "default"] = value
+            if (key == prefix or key.startswith(prefix + ".")) and isinstance(value, str):
+                found[key[len(prefix) + 1 :] or "default"] = value
         return found
 
     def backend(self, model: Any) -> tokenizers.Tokenizer:
@@ -232,7 +231,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
         model = models.BPE(vocab=vocabulary.ids, merges=vocabulary.merges(), ignore_merges=pre.ignore_merges)
     except ModelError:
         raise
-    except Exception as error:  # the library raises bare Exception: a merge whose tokens are not in the vocabulary
+    except Exception as error:  # noqa: BLE001 - what the library raises for a merge of unknown tokens
         raise vocabulary.error(error) from None
     backend = vocabulary.backend(model)
     if pre.nfc:
@@ -271,7 +270,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
             fuse_unk=True,
             byte_fallback=bool((types == _BYTE).any()),
         )
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as above
         raise vocabulary.error(error) from None
     backend = vocabulary.backend(model)
     prefix = vocabulary.flag("add_space_prefix", True)

@@ -65,7 +65,7 @@ class SafetensorsFile:
     """An open safetensors file. ``tensors``: name -> SafetensorsEntry."""
 
     def __init__(self, path: Path) -> None:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         self.path = path
         self.tensors: dict[str, SafetensorsEntry] = {}
@@ -75,7 +75,7 @@ class SafetensorsFile:
             self._read_header()
         except ModelError:
             raise
-        except Exception as error:  # SafetensorError, OSError, ...: the library has several
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{path}: not a whole safetensors file ({error})") from None
         self._torch: Any = None
 

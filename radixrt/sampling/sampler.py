@@ -24,6 +24,7 @@ class Sampled:
     error: str | None = None
 
 
+@torch.inference_mode()
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
     """Choose a token for each row.
 

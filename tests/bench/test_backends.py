@@ -14,7 +14,7 @@ from radixrt import Engine
 from radixrt.bench.backends import RadixBackend, TransformersBackend, load_transformers
 from radixrt.bench.cli import bench
 from radixrt.bench.runner import compare, run
-from radixrt.bench.workloads import WORKLOADS, Workload, build
+from radixrt.bench.workloads import WORKLOADS, Node, Workload, build
 from radixrt.errors import ModelError
 
 SCALE = 0.12
@@ -64,6 +64,15 @@ def test_the_peer_answers_the_same_at_every_batch_size(engine: Engine, peer: Tra
     other.prepare(workload)
     assert run(workload, other).outputs == run(workload, peer).outputs
     assert not other.calibration, "a fixed batch size was calibrated"
+
+
+def test_the_peer_pads_prompts_of_different_lengths(engine: Engine, peer: TransformersBackend) -> None:
+    tokens = made(engine, "few-shot").nodes[0].tokens
+    lengths = (3, 40, 17, 1)
+    workload = Workload("mixed", "", tuple(Node(f"m{n}", tokens[:n], 6) for n in lengths))
+    padded = TransformersBackend(peer._model, threads=1, batch_size=len(lengths))
+    alone = TransformersBackend(peer._model, threads=1, batch_size=1)
+    assert run(workload, padded).outputs == run(workload, alone).outputs == run(workload, RadixBackend(engine)).outputs
 
 
 def test_the_peer_keeps_the_batch_size_that_took_least_time_per_request(
@@ -129,7 +138,8 @@ def test_bench_command_runs_prints_and_writes(tiny_model: Path, tmp_path: Path) 
 def test_cache_on_and_off_are_compared(tiny_model: Path) -> None:
     console = Console(file=io.StringIO(), width=250)
     settings = {"model": str(tiny_model), "max_total_tokens": 20_000, "threads": 1}
-    [found], _judged = bench(["unshared"], settings, repeats=2, scale=SCALE, cache_ab=True, console=console)
+    [found], _judged = bench(["few-shot"], settings, repeats=2, scale=SCALE, cache_ab=True, console=console)
     assert found.backends == ["cache on", "cache off"]
     assert found.same_outputs("cache off")[0] == len(found.workload.nodes)
-    assert found.results["cache off"][0].hit_rate == 0.0
+    assert found.median("cache on", "hit_rate") == found.median("cache on", "optimal_hit_rate")
+    assert found.median("cache off", "hit_rate") == 0.0

@@ -1,0 +1,134 @@
+"""AsyncEngine gives what Engine gives, to many consumers at once, and outlives every one that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from radixrt import AsyncEngine, EngineClosed, FinishReason, InvalidRequest, SamplingParams
+from tests.tiny import VOCAB
+
+rng = random.Random(2)
+IDS = [rng.randrange(8, VOCAB) for _ in range(200)]
+PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def run(make_engine, body, **settings):
+    async def main():
+        async with AsyncEngine(engine=make_engine(**settings)) as engine:
+            return await asyncio.wait_for(body(engine), timeout=60)
+
+    return asyncio.run(main())
+
+
+def test_same_answers_as_the_synchronous_engine(make_engine) -> None:
+    prompts = [IDS[i : i + 20] for i in range(10)]
+    expected = [o.token_ids for o in make_engine().generate(prompts, PARAMS)]
+
+    async def body(engine: AsyncEngine):
+        async def one(ids):
+            deltas = [delta async for delta in engine.stream(ids, PARAMS)]
+            assert deltas[-1].output is not None
+            assert tuple(t for d in deltas for t in d.token_ids) == deltas[-1].output.token_ids
+            return deltas[-1].output.token_ids
+
+        streamed = await asyncio.gather(*(one(ids) for ids in prompts))
+        whole = await engine.generate(prompts, PARAMS)
+        return list(streamed), [o.token_ids for o in whole]
+
+    assert run(make_engine, body) == (expected, expected)
+
+
+def test_a_consumer_that_goes_away_frees_everything(make_engine) -> None:
+    async def body(engine: AsyncEngine):
+        async def impatient(after: int):
+            seen = 0
+            stream = engine.stream(IDS[after : after + 30], SamplingParams(max_tokens=200, ignore_eos=True))
+            try:
+                async for _ in stream:
+                    seen += 1
+                    if seen > after % 5:
+                        return
+            finally:
+                await stream.aclose()
+
+        tasks = [asyncio.ensure_future(impatient(i)) for i in range(20)]
+        doomed = [asyncio.ensure_future(engine.generate(IDS[i : i + 9], PARAMS)) for i in range(20)]
+        await asyncio.sleep(0)
+        for task in doomed:
+            task.cancel()
+        await asyncio.gather(*tasks, *doomed, return_exceptions=True)
+        answer = (await engine.generate(IDS[:9], PARAMS))[0]
+        stats = await engine.stats()
+        await engine.call(lambda e: e.check_integrity())
+        return answer.finish_reason, stats.running, stats.waiting
+
+    assert run(make_engine, body) == (FinishReason.LENGTH, 0, 0)
+
+
+def test_errors_reach_their_caller_and_nobody_else(make_engine) -> None:
+    async def body(engine: AsyncEngine):
+        good = asyncio.ensure_future(engine.generate(IDS[:20], PARAMS))
+        with pytest.raises(InvalidRequest, match="prompt: is empty"):
+            await engine.generate(["x", ""], PARAMS)
+        with pytest.raises(InvalidRequest, match="vocabulary"):
+            async for _ in engine.stream([VOCAB + 5]):
+                pass
+        return len((await good)[0].token_ids)
+
+    assert run(make_engine, body) == 12
+
+
+def test_abort_by_id(make_engine) -> None:
+    async def body(engine: AsyncEngine):
+        reasons = []
+        async for delta in engine.stream(IDS[:20], SamplingParams(max_tokens=400, ignore_eos=True), request_id="r"):
+            if len(delta.token_ids):
+                await engine.abort("r")
+            if delta.output is not None:
+                reasons.append(delta.output.finish_reason)
+        return reasons, await engine.abort("r")
+
+    assert run(make_engine, body) == ([FinishReason.ABORT], False)
+
+
+def test_closing_ends_waiting_streams_with_an_error(make_engine) -> None:
+    async def main():
+        engine = await AsyncEngine(engine=make_engine()).start()
+        waiting = asyncio.ensure_future(engine.generate(IDS[:9], SamplingParams(max_tokens=450, ignore_eos=True)))
+        while not (await engine.stats()).running:
+            pass
+        await engine.close()
+        with pytest.raises(EngineClosed):
+            await waiting
+        with pytest.raises(EngineClosed):
+            await engine.generate("x")
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_dies_tells_everyone(make_engine, monkeypatch) -> None:
+    engine = make_engine()
+
+    async def main():
+        front = await AsyncEngine(engine=engine).start()
+        monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+        with pytest.raises(EngineClosed, match="ZeroDivisionError"):
+            await front.generate("x")
+        with pytest.raises(EngineClosed):
+            await front.stats()
+        await front.close()
+
+    asyncio.run(main())
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_of_start() -> None:
+    from radixrt import ModelError
+
+    async def main():
+        with pytest.raises(ModelError):
+            await AsyncEngine("/no/such/model").start()
+
+    asyncio.run(main())
