@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.workload_seed,
         cache_ab=args.cache_ab,
         goals=(CACHE_GOAL,) if args.cache_ab else (),
-        console=Console(),
+        console=Console(soft_wrap=True),
         json_file=args.json,
     )
     return 0 if all(met for _text, met in judged) else 1

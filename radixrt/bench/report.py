@@ -1,4 +1,4 @@
-"""Owns how measured runs are shown: tables for people, JSON for machines.
+"""Owns how measured runs are shown: a table a workload for people, JSON for machines.
 
 Invariants: every figure is a median over the runs, the machine stands above the table, every warning below it.
 """
@@ -16,6 +16,7 @@ from radixrt.bench.runner import Comparison, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +38,36 @@ class Goal:
 
 
 def show(console: Console, comparisons: Sequence[Comparison], machine: Machine, *, goals: Sequence[Goal] = ()) -> None:
-    """One table of medians; ``ratio`` says how many times faster the first backend is (wall time)."""
-    from rich.table import Table
-
+    """A table of medians for each workload; ``ratio`` says how many times faster the first backend is (wall time)."""
     console.print(str(machine), markup=False, highlight=False)
-    peers = any(len(comparison.backends) > 1 for comparison in comparisons)
-    table = Table()
-    table.add_column("workload", no_wrap=True)
-    table.add_column("engine", no_wrap=True)
-    for title in ("wall s", "CPU s", "tokens/s", "TTFT ms", "prompt", "computed", "hit rate", "optimal"):
-        table.add_column(title, justify="right", no_wrap=True)
-    if peers:
-        table.add_column("ratio", justify="right", no_wrap=True)
-        table.add_column("same output", justify="right", no_wrap=True)
     for comparison in comparisons:
-        for place, backend in enumerate(comparison.backends):
-            cells = [comparison.workload.name if place == 0 else "", backend, *_figures(comparison, backend)]
-            if peers:
-                cells += ["", ""] if place == 0 else [f"{comparison.ratio(backend):.2f}x", _same(comparison, backend)]
-            table.add_row(*cells)
-    console.print(table)
-    for comparison in comparisons:
-        console.print(f"{comparison.workload.name}: {comparison.workload.about}", markup=False, highlight=False)
+        console.print()
+        console.print(
+            f"{comparison.workload.name}: {comparison.workload.about}", style="bold", markup=False, highlight=False
+        )
+        console.print(_table(comparison))
         for warning in comparison.warnings:
             console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
     for text, met in check(comparisons, goals):
         console.print(text, style="green" if met else "red", markup=False, highlight=False)
+
+
+def _table(comparison: Comparison) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1, 0, 0))  # fits 80 columns
+    table.add_column("engine", no_wrap=True)
+    titles = ["wall s", "tokens/s", "TTFT ms", "computed", "hit", "optimal"]
+    peers = comparison.backends[1:]
+    for title in titles + (["ratio", "same"] if peers else []):
+        table.add_column(title, justify="right", no_wrap=True)
+    for backend in comparison.backends:
+        cells = [backend, *_figures(comparison, backend)]
+        if backend in peers:
+            same, of = comparison.same_outputs(backend)
+            cells += [f"{comparison.ratio(backend):.2f}x", f"{same}/{of}"]
+        table.add_row(*cells)
+    return table
 
 
 def check(comparisons: Sequence[Comparison], goals: Sequence[Goal]) -> list[tuple[str, bool]]:
@@ -118,18 +123,14 @@ def line(result: Result) -> str:
 def _figures(comparison: Comparison, backend: str) -> list[str]:
     runs = comparison.results[backend]
     ttft = comparison.median(backend, "ttft_s")
+    computed, prompt = (
+        int(statistics.median(getattr(run, name) for run in runs)) for name in ("computed_tokens", "prompt_tokens")
+    )
     return [
         f"{comparison.median(backend):.2f}",
-        f"{comparison.median(backend, 'cpu_s'):.2f}",
         f"{comparison.median(backend, 'tokens_per_s'):.1f}",
         "" if ttft is None else f"{ttft * 1000:.0f}",
-        f"{int(statistics.median(run.prompt_tokens for run in runs))}",
-        f"{int(statistics.median(run.computed_tokens for run in runs))}",
+        f"{computed}/{prompt}",
         f"{comparison.median(backend, 'hit_rate'):.4f}",
         f"{comparison.median(backend, 'optimal_hit_rate'):.4f}",
     ]
-
-
-def _same(comparison: Comparison, peer: str) -> str:
-    same, of = comparison.same_outputs(peer)
-    return f"{same}/{of}"

@@ -42,7 +42,7 @@ def main() -> int:
     args = parser.parse_args()
     settings = {name: getattr(args, name) for name in ("model", "threads") if getattr(args, name) is not None}
     names = args.workload or [goal.workload for goal in GOALS] + ["cache-ab"]
-    console = Console()
+    console = Console(soft_wrap=True)
     judged: list[tuple[str, bool]] = []
     parts: list[Path] = []
     for name in names:

@@ -173,7 +173,7 @@ def test_goals(goal: Goal, met: bool) -> None:
 def test_report_shows_machine_ratio_and_warning_and_json_reads_back() -> None:
     found = comparison([1.0, 2.0, 3.0], [4.0, 6.0, 5.0], others=1.0)
     here = Machine("Some CPU", 2, 2, "2.0", "3.11", 2**34)
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=80, soft_wrap=True)
     show(console, [found], here, goals=[Goal("w", "wall_s", 2.0)])
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for part in (

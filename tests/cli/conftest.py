@@ -43,6 +43,7 @@ class FakeEngine:
     asked: list[tuple[Any, SamplingParams]] = field(default_factory=list)
     running: dict[str, Running] = field(default_factory=dict)
     most_held: int = 0
+    steps: int = 0
     generated: int = 0
     aborted: list[str] = field(default_factory=list)
     last: list[OutputDelta] = field(default_factory=list)
@@ -77,6 +78,7 @@ class FakeEngine:
         return bool(self.running or self.last)
 
     def step(self) -> list[OutputDelta]:
+        self.steps += 1
         if self.on_step is not None:
             self.on_step(self)
         # The newest request moves first, so requests finish in another order than they came in.

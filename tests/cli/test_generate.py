@@ -61,7 +61,7 @@ def test_json_lines(cli: Any) -> None:
         {"messages": [{"role": "user", "content": "in a chat"}], "id": 7, "temperature": 0.5},
         {"token_ids": [1, 2, 3]},
     ]
-    result = cli("generate", "--jsonl", "--top-k", "9", stdin="\n".join(map(json.dumps, lines)))
+    result = cli("generate", "--jsonl", "--top-k", "9", "--temperature", "0.9", stdin="\n".join(map(json.dumps, lines)))
     assert result.code == 0
     assert [(row["id"], row["text"]) for row in rows(result.out)] == [
         ("a", "PLAIN"),
@@ -69,9 +69,9 @@ def test_json_lines(cli: Any) -> None:
         (None, "T1 T2 T3"),
     ]
     assert cli.engine.asked == [
-        ("plain", SamplingParams(max_tokens=1, top_k=9, logit_bias={5: 1})),
+        ("plain", SamplingParams(max_tokens=1, top_k=9, temperature=0.9, logit_bias={5: 1})),
         ([{"role": "user", "content": "in a chat"}], SamplingParams(temperature=0.5, top_k=9)),
-        ([1, 2, 3], SamplingParams(top_k=9)),
+        ([1, 2, 3], SamplingParams(top_k=9, temperature=0.9)),
     ]
 
 
@@ -170,11 +170,13 @@ def test_no_more_wait_in_the_engine_than_it_takes(cli: Any) -> None:
     assert result.code == 0
     assert result.out.count("P 8") == 2
     assert cli.engine.most_held == 4
+    assert cli.engine.steps == 10  # two words each, two prompts at a time, to the end
 
 
 def test_rows_that_are_done_survive_an_interruption(cli: Any, tmp_path: Path) -> None:
     def interrupt(engine: Any) -> None:
         if engine.generated >= 3:
+            assert [row["text"] for row in rows(out.read_text())] == ["A"]  # written, not only buffered
             engine.running.clear()
             raise KeyboardInterrupt
 

@@ -96,7 +96,9 @@ def test_samples_share_one_prompt_computation(make_engine) -> None:
     assert output.completion_tokens == 72 and output.text == output.samples[0].text
 
 
-@pytest.mark.parametrize("settings", [{}, {"disable_radix_cache": True}, {"max_total_tokens": 90}, {"chunked_prefill_size": 7}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"disable_radix_cache": True}, {"max_total_tokens": 90}, {"chunked_prefill_size": 7}]
+)
 def test_a_seed_fixes_the_samples_whatever_runs_beside(settings: dict, make_engine) -> None:
     params = SamplingParams(n=2, max_tokens=15, ignore_eos=True, seed=11, top_p=0.9, presence_penalty=0.3)
     alone = make_engine().generate(IDS[:20], params)[0]
@@ -108,9 +110,7 @@ def test_a_seed_fixes_the_samples_whatever_runs_beside(settings: dict, make_engi
 
 def test_without_a_seed_the_engines_seed_reproduces_a_run(make_engine) -> None:
     params = SamplingParams(max_tokens=10, ignore_eos=True)
-    runs = [
-        [o.token_ids for o in make_engine(seed=seed).generate([IDS[:9], IDS[:9]], params)] for seed in (1, 1, 2)
-    ]
+    runs = [[o.token_ids for o in make_engine(seed=seed).generate([IDS[:9], IDS[:9]], params)] for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2] and runs[0][0] != runs[0][1]
 
 

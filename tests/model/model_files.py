@@ -17,7 +17,7 @@ CORPUS = [
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) + fibonacci(n - 2)\n",
     "Größenwahn, naïveté, façade; Ελληνικά, русский текст, 日本語のテキスト, 한국어, العربية.",
     "I'll say we're done; they'd said they've HAD enough. It'S WE'RE 12345 67 890 3.14159",
-    "for (int i = 0; i < 100; i++) { printf(\"%d\\n\", i); }\t\ttabs   and    spaces\r\n\r\nlines\n\n\n",
+    'for (int i = 0; i < 100; i++) { printf("%d\\n", i); }\t\ttabs   and    spaces\r\n\r\nlines\n\n\n',
     "the theory then there these those this that than thank think thing through throughout",
 ] * 8
 
@@ -109,7 +109,10 @@ def add_byte_level(
     writer: gguf.GGUFWriter, vocab: dict[str, int], merges: list[tuple[str, str]], pre: str | None
 ) -> None:
     tokens = sorted(vocab, key=vocab.__getitem__)
-    kinds = {**dict.fromkeys(MARKUP, gguf.TokenType.CONTROL), **dict.fromkeys(USER_DEFINED, gguf.TokenType.USER_DEFINED)}
+    kinds = {
+        **dict.fromkeys(MARKUP, gguf.TokenType.CONTROL),
+        **dict.fromkeys(USER_DEFINED, gguf.TokenType.USER_DEFINED),
+    }
     writer.add_tokenizer_model("gpt2")
     if pre is not None:
         writer.add_tokenizer_pre(pre)

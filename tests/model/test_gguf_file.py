@@ -135,13 +135,22 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
-def header(*, fields: bytes = b"", n_fields: int = 0, tensors: bytes = b"", n_tensors: int = 0, version: int = 3) -> bytes:
+def header(
+    *, fields: bytes = b"", n_fields: int = 0, tensors: bytes = b"", n_tensors: int = 0, version: int = 3
+) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_fields) + fields + tensors
 
 
-def tensor(name: str = "t", dims: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0, n_dims: int | None = None) -> bytes:
+def tensor(
+    name: str = "t", dims: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0, n_dims: int | None = None
+) -> bytes:
     packed = struct.pack(f"<{len(dims)}Q", *dims)
-    return text(name) + struct.pack("<I", len(dims) if n_dims is None else n_dims) + packed + struct.pack("<IQ", kind, offset)
+    return (
+        text(name)
+        + struct.pack("<I", len(dims) if n_dims is None else n_dims)
+        + packed
+        + struct.pack("<IQ", kind, offset)
+    )
 
 
 def padded(head: bytes, data: int = 4096) -> bytes:
@@ -164,9 +173,14 @@ HOSTILE = {
         header(n_fields=1, fields=text("k") + struct.pack("<IIQ", ARRAY, I32, 2**62)) + bytes(64),
         "'k'",
     ),
-    "2^61 strings": (header(n_fields=1, fields=text("k") + struct.pack("<IIQ", ARRAY, STRING, 2**61)) + bytes(64), "'k'"),
+    "2^61 strings": (
+        header(n_fields=1, fields=text("k") + struct.pack("<IIQ", ARRAY, STRING, 2**61)) + bytes(64),
+        "'k'",
+    ),
     "string of an array beyond the end": (
-        header(n_fields=1, fields=text("k") + struct.pack("<IIQ", ARRAY, STRING, 2) + text("a") + struct.pack("<Q", 2**63))
+        header(
+            n_fields=1, fields=text("k") + struct.pack("<IIQ", ARRAY, STRING, 2) + text("a") + struct.pack("<Q", 2**63)
+        )
         + bytes(64),
         "string 1 of metadata key 'k'",
     ),
@@ -175,7 +189,10 @@ HOSTILE = {
         "nested arrays",
     ),
     "unknown value type": (header(n_fields=1, fields=text("k") + struct.pack("<I", 99)) + bytes(64), "value type 99"),
-    "key twice": (header(n_fields=2, fields=2 * (text("k") + struct.pack("<IB", U8, 1))) + bytes(64), "'k' occurs twice"),
+    "key twice": (
+        header(n_fields=2, fields=2 * (text("k") + struct.pack("<IB", U8, 1))) + bytes(64),
+        "'k' occurs twice",
+    ),
     "key that is not UTF-8": (header(n_fields=1, fields=struct.pack("<Q", 2) + b"\xff\xfe") + bytes(64), "not UTF-8"),
     "alignment of zero": (
         header(n_fields=1, fields=text("general.alignment") + struct.pack("<II", 4, 0)) + bytes(64),

@@ -78,7 +78,10 @@ def test_draws_follow_the_distribution_that_transformers_leaves(filters: dict, t
 def test_a_row_is_drawn_alike_alone_and_in_any_batch(seed: int, order: list[int], own_seed: int) -> None:
     logits = logits_of(seed, len(FILTERS))
     rows = [
-        row(SamplingParams(temperature=0.2 * i, presence_penalty=0.1 * (i % 3), logit_bias={i: 2.0}, **f), seed=own_seed + i)
+        row(
+            SamplingParams(temperature=0.2 * i, presence_penalty=0.1 * (i % 3), logit_bias={i: 2.0}, **f),
+            seed=own_seed + i,
+        )
         for i, f in enumerate(FILTERS)
     ]
     alone = [sample(logits[i : i + 1].clone(), [rows[i]])[0].token for i in range(len(rows))]

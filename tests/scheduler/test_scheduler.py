@@ -18,9 +18,13 @@ from tests.scheduler.fake_kv import FakeKV
 POLICIES = ["lpm", "dfs-weight", "fcfs", "priority"]
 
 
-def make(pages: int = 100, page_size: int = 1, chunk: int = 8, cache: bool = True, **kwargs) -> tuple[Scheduler, FakeKV]:
+def make(
+    pages: int = 100, page_size: int = 1, chunk: int = 8, cache: bool = True, **kwargs
+) -> tuple[Scheduler, FakeKV]:
     tree = RadixTree(page_size) if cache else None
-    scheduler = Scheduler(PagePool(pages, page_size), tree, chunk=chunk, max_running=kwargs.pop("max_running", 8), **kwargs)
+    scheduler = Scheduler(
+        PagePool(pages, page_size), tree, chunk=chunk, max_running=kwargs.pop("max_running", 8), **kwargs
+    )
     return scheduler, FakeKV(scheduler)
 
 
@@ -201,7 +205,9 @@ def test_ten_thousand_random_aborts_leave_every_lock_at_zero() -> None:
     aborted, uid = 0, 0
     while aborted < 10_000:
         while len(live) < 20:
-            live[uid] = sequence(uid, [int(t) for t in rng.integers(0, 3, rng.integers(1, 30))], int(rng.integers(0, 20)))
+            live[uid] = sequence(
+                uid, [int(t) for t in rng.integers(0, 3, rng.integers(1, 30))], int(rng.integers(0, 20))
+            )
             scheduler.add(live[uid])
             uid += 1
         if rng.random() < 0.3:

@@ -34,10 +34,21 @@ class Group:
     mask: torch.Tensor | None  # float [b, 1, Q * G, L], 0 or -inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
+    """The groups of one batch, and room for their gathered keys and values, shared by all layers."""
+
     groups: tuple[Group, ...]
-    tokens: int
+    scratch: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def gathered(self, cache: torch.Tensor, group: Group, which: int) -> torch.Tensor:
+        """``cache [S, K, D]`` at the slots of ``group``, as ``[b, K, L, D]``; overwritten by the next group or layer."""
+        if self.scratch is None:
+            most = max(g.batch * g.keys for g in self.groups)
+            self.scratch = (cache.new_empty((most, *cache.shape[1:])), cache.new_empty((most, *cache.shape[1:])))
+        out = self.scratch[which][: group.batch * group.keys]
+        torch.index_select(cache, 0, group.slots, out=out)
+        return out.view(group.batch, group.keys, *cache.shape[1:]).transpose(1, 2)
 
 
 def plan_attention(
@@ -54,7 +65,7 @@ def plan_attention(
         _group(members, q_lens, kv_lens, kv_slots, starts, rows_before, heads // kv_heads, window, dtype, device, len(q_lens))
         for members in _partition(q_lens, kv_lens, heads // kv_heads)
     ]
-    return Plan(tuple(groups), int(q_lens.sum()))
+    return Plan(tuple(groups))
 
 
 def attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Plan, scale: float) -> torch.Tensor:
@@ -64,11 +75,10 @@ def attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pla
     share = heads // kv_heads
     out = None
     for group in plan.groups:
-        b, n, length = group.batch, group.queries, group.keys
+        b, n = group.batch, group.queries
         rows = q if group.rows is None else q.index_select(0, group.rows)
         part = rows.view(b, n, kv_heads, share, dim).transpose(1, 2).reshape(b, kv_heads, n * share, dim)
-        k = k_cache.index_select(0, group.slots).view(b, length, kv_heads, dim).transpose(1, 2)
-        v = v_cache.index_select(0, group.slots).view(b, length, kv_heads, dim).transpose(1, 2)
+        k, v = plan.gathered(k_cache, group, 0), plan.gathered(v_cache, group, 1)
         if k.dtype != q.dtype:
             k, v = k.to(q.dtype), v.to(q.dtype)
         result = F.scaled_dot_product_attention(part, k, v, attn_mask=group.mask, scale=scale)

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from radixrt.ops.interface import IntArray
 from radixrt.ops.torch import attention as paged
 
+_FEW_ROWS = 64  # up to here a CPU multiplies weight @ x^T instead of x @ weight^T
+
 
 class TorchOps:
     """``Ops`` in plain torch on ``device``; see the interface for the signatures."""
@@ -17,7 +19,14 @@ class TorchOps:
         self.dtype = dtype
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return F.linear(x, weight, bias)
+        rows = x.shape[0]
+        if rows > _FEW_ROWS or x.dtype is not torch.float32 or self.device.type != "cpu":
+            return F.linear(x, weight, bias)
+        # The BLAS behind torch reads a matrix 1.3 to 3 times as fast when the few rows are the columns of the right
+        # operand, and is slowest of all for a single one.
+        columns = x.t() if rows > 1 else x.repeat(2, 1).t()
+        out = (weight @ columns).t()[:rows].contiguous()
+        return out if bias is None else out.add_(bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.dtype is torch.float32:
