@@ -41,7 +41,7 @@ NODE = 64  # weight of an element: about what its pointer and its object take
 MAX_DEPTH = 64
 MAX_INT_BITS = 4096
 MAX_WORK = 10**8  # characters compared by one operation that is not linear
-_CONTAINERS = (list, tuple, dict, set, frozenset)
+_CONTAINERS = (list, tuple, dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 
 
 def _words(text: str) -> frozenset[str]:
@@ -90,7 +90,7 @@ class Budget:
         self.seconds, self.max_value, self.max_total = seconds, max_value, max_total
         self.deadline = time.monotonic() + seconds
         self.total = 0
-        self.weights: dict[int, tuple[Any, int]] = {}
+        self.weights: dict[int, tuple[Any, int, int]] = {}
 
     def tick(self) -> bool:
         if time.monotonic() > self.deadline:
@@ -120,25 +120,29 @@ class Budget:
             raise LimitExceeded(f"makes a number of more than {MAX_INT_BITS} bits")
         return value
 
-    def weigh(self, value: Any, depth: int = 0) -> int:
+    def weigh(self, value: Any) -> int:
         """Characters and elements of a value counted as a tree. Template values never change, so weights are kept."""
+        return self._measure(value)[0]
+
+    def _measure(self, value: Any) -> tuple[int, int]:
+        """Weight and depth. Depth is bounded because C code that hashes or compares nested tuples recurses unchecked."""
         if isinstance(value, str):
-            return len(value)
+            return len(value), 0
         if not isinstance(value, _CONTAINERS):
-            return 0
+            return 0, 0
         known = self.weights.get(id(value))
         if known is not None:
-            return known[1]
-        if depth > MAX_DEPTH:
+            return known[1:]
+        weight, depth = NODE, 0
+        for part in (value, value.values()) if isinstance(value, dict) else (value,):
+            for item in part:
+                item_weight, item_depth = self._measure(item)
+                weight += NODE + item_weight
+                depth = max(depth, item_depth)
+        if depth >= MAX_DEPTH:
             raise LimitExceeded(f"nests values more than {MAX_DEPTH} deep")
-        weight = NODE
-        for item in value.items() if isinstance(value, dict) else value:
-            if isinstance(value, dict):
-                weight += NODE + self.weigh(item[0], depth + 1) + self.weigh(item[1], depth + 1)
-            else:
-                weight += NODE + self.weigh(item, depth + 1)
-        self.weights[id(value)] = (value, weight)
-        return weight
+        self.weights[id(value)] = (value, weight, depth + 1)
+        return weight, depth + 1
 
     def ticking(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
@@ -320,6 +324,8 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
                 if name not in methods:
                     raise SecurityError(f"method {name!r} of {kind.__name__} is not available to chat templates")
                 if kind is str:
+                    if name == "join":  # its length must be known before
+                        args = tuple(list(self.budget.ticking(arg)) for arg in args)
                     self._check_str_method(name, str(owner), args, kwargs)
         return self.budget.admit(super().call(context, function, *args, **kwargs))
 

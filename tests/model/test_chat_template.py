@@ -137,12 +137,18 @@ REPLY = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nMeow é 日�
 CALL = {
     "role": "assistant",
     "content": None,
-    "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": "é<b>", "n": [1, 2.5, None, True]}}}],
+    "tool_calls": [
+        {"type": "function", "function": {"name": "look", "arguments": {"at": "é<b>", "n": [1, 2.5, None, True]}}}
+    ],
 }
 RESULT = {"role": "tool", "content": '{"seen": true}'}
 FUNCTION = {
     "type": "function",
-    "function": {"name": "look", "description": "Löök at <it> & that", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": "look",
+        "description": "Löök at <it> & that",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 TEMPLATES = {"chatml": CHATML, "headers": HEADERS, "inst": INST, "tools": TOOLS, "features": FEATURES}
 CHATS: dict[str, list[dict[str, Any]]] = {
@@ -169,7 +175,10 @@ def test_renders_as_transformers(template: str, chat: str, kwargs: str) -> None:
     ours = ChatTemplate(TEMPLATES[template])
     try:
         (expected,), _ = render_jinja_template(
-            conversations=[_normalize_chat_messages(CHATS[chat])], chat_template=TEMPLATES[template], **options, **TOKENS
+            conversations=[_normalize_chat_messages(CHATS[chat])],
+            chat_template=TEMPLATES[template],
+            **options,
+            **TOKENS,
         )
     except Exception as error:
         with pytest.raises(RadixrtError) as ours_error:
@@ -231,8 +240,15 @@ HARMFUL = {
     "doubled by tuple": (DOUBLE.replace("STEP", "(ns.x, ns.x)"), VALUE),
     "doubled by dict": (DOUBLE.replace("STEP", "{'a': ns.x, 'b': ns.x}"), VALUE),
     "doubled by dict()": (DOUBLE.replace("STEP", "dict(a=ns.x, b=ns.x)"), VALUE),
-    "nested": (DOUBLE.replace("STEP", "[ns.x]"), "deep"),
-    "doubled by capture": (DOUBLE.replace("{% set ns.x = STEP %}", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"), VALUE),
+    "nested lists": (DOUBLE.replace("STEP", "[ns.x]"), "64 deep"),
+    "nested tuples": (DOUBLE.replace("STEP", "(ns.x,)"), "64 deep"),
+    "nested dicts": (DOUBLE.replace("STEP", "{'a': ns.x}"), "64 deep"),
+    "nested by list": (DOUBLE.replace("STEP", "[ns.x] | list"), "64 deep"),
+    "nested by batch": (DOUBLE.replace("'aa'", "[1]").replace("STEP", "ns.x | batch(2) | list"), "64 deep"),
+    "doubled by capture": (
+        DOUBLE.replace("{% set ns.x = STEP %}", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
+        VALUE,
+    ),
     "doubled by replace": (DOUBLE.replace("STEP", "ns.x.replace('a', 'aa')"), VALUE),
     "doubled by replace of nothing": (DOUBLE.replace("STEP", "ns.x.replace('', 'aa')"), VALUE),
     "squared by replace": (DOUBLE.replace("STEP", "ns.x | replace('a', ns.x)"), VALUE),
@@ -244,7 +260,19 @@ HARMFUL = {
     "doubled by format_map": (DOUBLE.replace("STEP", "'{a}{a}'.format_map({'a': ns.x})"), VALUE),
     "doubled by the format filter": (DOUBLE.replace("STEP", "'%s%s' | format(ns.x, ns.x)"), VALUE),
     "doubled by sum": (DOUBLE.replace("'aa'", "[1]").replace("STEP", "[ns.x, ns.x] | sum(start=[])"), VALUE),
-    "doubled by indent": (DOUBLE.replace("STEP", "(ns.x ~ '\n') | indent(ns.x)"), VALUE),
+    "doubled by indent": (DOUBLE.replace("STEP", "('a\n' ~ ns.x) | indent(ns.x)"), VALUE),
+    "joined lazily": ("{{ ('a' * 8000000).join(range(9999) | map('string')) }}", VALUE),
+    "joined lazily by the filter": ("{{ range(9999) | map('string') | join('a' * 8000000) }}", VALUE),
+    "views": ("{{ [{'a': 'x' * 1000000}.items()] * 1000 }}", VALUE),
+    "listed views": (
+        "{{ [{'a': 'x' * 8000000}.values()] | map('list') | list + [{'a': 'x' * 9000000}.keys()] * 9999 }}",
+        VALUE,
+    ),
+    "nested by views": (
+        "{% set ns = namespace(x=1) %}{% for i in range(99) %}{% for t in {'a': ns.x}.items() %}{% set ns.x = t %}"
+        "{% endfor %}{% endfor %}{{ {ns.x: 1} }}",
+        "64 deep",
+    ),
     "center": ("{{ 'a' | center(1000000000) }}", VALUE),
     "center by name": ("{{ 'a' | center(width=1000000000) }}", VALUE),
     "str.center": ("{{ 'a'.center(1000000000) }}", VALUE),
@@ -287,7 +315,7 @@ def test_harmful_templates_are_stopped(case: str) -> None:
     source, expected = HARMFUL[case]
     before = threading.active_count()
     with pytest.raises(ModelError) as error:
-        ChatTemplate(source, name="the model", time_limit=0.5, max_output=10**6).render([USER])
+        ChatTemplate(source, name="the model", time_limit=0.5).render([USER])
     assert expected in str(error.value)
     assert str(error.value).startswith("the model: chat template ")
     assert threading.active_count() == before

