@@ -1,9 +1,9 @@
 """radixrt: a radix-tree prefix-caching runtime for language models.
 
-    from radixrt import Engine, SamplingParams
+from radixrt import Engine, SamplingParams
 
-    with Engine() as engine:
-        print(engine.generate("The capital of France is", SamplingParams(temperature=0))[0].text)
+with Engine() as engine:
+    print(engine.generate("The capital of France is", SamplingParams(temperature=0))[0].text)
 """
 
 from __future__ import annotations

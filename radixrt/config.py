@@ -22,9 +22,16 @@ def _setting(default: Any, help: str, **extra: Any) -> Any:
 class EngineConfig:
     """Settings of one engine. Token counts are tokens, sizes are bytes unless the name says otherwise."""
 
-    model: str | None = _setting(None, "model directory, .gguf file or hub id; nothing: the embedded SmolLM2-135M-Instruct")
-    max_total_tokens: int | None = _setting(None, "tokens the KV pool holds; nothing: as many as fit kv_memory_fraction of free memory, at most 262144")
-    max_model_len: int | None = _setting(None, "longest prompt + output in tokens; nothing: what the model was trained for, or the pool where that is smaller")
+    model: str | None = _setting(
+        None, "model directory, .gguf file or hub id; nothing: the embedded SmolLM2-135M-Instruct"
+    )
+    max_total_tokens: int | None = _setting(
+        None, "tokens the KV pool holds; nothing: as many as fit kv_memory_fraction of free memory, at most 262144"
+    )
+    max_model_len: int | None = _setting(
+        None,
+        "longest prompt + output in tokens; nothing: what the model was trained for, or the pool where that is smaller",
+    )
     max_running_requests: int = _setting(64, "most sequences that decode in one batch")
     max_waiting_requests: int = _setting(65536, "most sequences waiting; one more is refused")
     chunked_prefill_size: int = _setting(512, "most tokens of one step (decodes + prefill chunks)")
@@ -32,9 +39,13 @@ class EngineConfig:
     disable_radix_cache: bool = _setting(False, "keep no KV after a request ends")
     schedule_policy: str = _setting("lpm", "order of waiting requests", choices=POLICIES)
     max_wait_steps: int = _setting(512, "a request passed over for this many steps goes first (no starvation)")
-    dtype: str = _setting("auto", "computation dtype; auto: float32 on a CPU, the model's own elsewhere", choices=DTYPES)
+    dtype: str = _setting(
+        "auto", "computation dtype; auto: float32 on a CPU, the model's own elsewhere", choices=DTYPES
+    )
     kv_dtype: str = _setting("auto", "dtype of cached keys and values; auto: the computation dtype", choices=DTYPES)
-    kv_memory_fraction: float = _setting(0.3, "share of free memory the KV pool may take when max_total_tokens is not given")
+    kv_memory_fraction: float = _setting(
+        0.3, "share of free memory the KV pool may take when max_total_tokens is not given"
+    )
     threads: int | None = _setting(None, "CPU threads of the forward pass; nothing: the physical cores")
     seed: int = _setting(0, "seeds requests that bring none; the same requests in the same order give the same samples")
     max_stop_strings: int = _setting(128, "most stop strings of one request")

@@ -39,7 +39,7 @@ def _named_fields(cls: type[T]) -> type[T]:
                 raise unknown_field(cls.__name__, name, valid)
         plain(self, *args, **kwargs)
 
-    cls.__init__ = init  # type: ignore[method-assign]
+    cls.__init__ = init  # type: ignore[assignment, method-assign]
     return cls
 
 
@@ -230,7 +230,11 @@ class OutputDelta:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, (str, bytes, list, tuple, dict)) or len(value) < 64 else type(value).__name__
+    text = (
+        repr(value)
+        if not isinstance(value, (str, bytes, list, tuple, dict)) or len(value) < 64
+        else type(value).__name__
+    )
     return text if len(text) <= 80 else text[:77] + "..."
 
 

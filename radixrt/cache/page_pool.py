@@ -57,7 +57,8 @@ class PagePool:
         self._free -= pages
         if self.page_size == 1:
             return taken.copy()
-        return (taken[:, None] * self.page_size + np.arange(self.page_size, dtype=np.int32)).ravel()
+        first = taken[:, None] * np.int32(self.page_size)
+        return (first + np.arange(self.page_size, dtype=np.int32)).astype(np.int32).ravel()
 
     def free(self, slots: IntArray) -> None:
         """Give back whole pages, named by all their slots in order."""

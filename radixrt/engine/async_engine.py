@@ -31,7 +31,9 @@ class AsyncEngine:
     Args: those of ``Engine``, or ``engine=`` an engine that nobody else uses.
     """
 
-    def __init__(self, model: str | None = None, *, engine: Engine | None = None, progress: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, engine: Engine | None = None, progress: bool = False, **settings: Any
+    ) -> None:
         self._make = (lambda: engine) if engine is not None else (lambda: Engine(model, progress=progress, **settings))
         self._calls: queue.SimpleQueue[tuple[Callable[[Engine], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._listeners: dict[str, Listener] = {}  # touched by the thread only

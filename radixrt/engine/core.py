@@ -11,10 +11,9 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
-
-import numpy as np
 
 from radixrt.cache.page_pool import IntArray, PagePool
 from radixrt.cache.radix_tree import RadixTree
@@ -300,7 +299,9 @@ class Engine:
             )
         return tokens, params
 
-    def _add(self, tokens: IntArray, params: SamplingParams, request_id: str | None, priority: int, cache_salt: str) -> str:
+    def _add(
+        self, tokens: IntArray, params: SamplingParams, request_id: str | None, priority: int, cache_salt: str
+    ) -> str:
         if request_id is None:
             request_id = uuid.uuid4().hex
         if not isinstance(request_id, str) or request_id in self._requests:

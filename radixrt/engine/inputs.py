@@ -35,7 +35,9 @@ def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, (Sequence, np.ndarray)):
-        raise InvalidRequest("prompts", f"must be text, token ids, chat messages or a list of these, not {type(prompts).__name__}")
+        raise InvalidRequest(
+            "prompts", f"must be text, token ids, chat messages or a list of these, not {type(prompts).__name__}"
+        )
     if len(prompts) and (isinstance(prompts[0], (Mapping, int, np.integer))):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
@@ -51,7 +53,9 @@ def to_tokens(prompt: Prompt, tokenizer: Tokenizer, context: int) -> IntArray:
         if not prompt:
             raise InvalidRequest("prompt", "is empty")
         if len(prompt) > context * _CHARS_PER_TOKEN:
-            raise InvalidRequest("prompt", f"has {len(prompt)} characters; context_length={context} tokens cannot hold it")
+            raise InvalidRequest(
+                "prompt", f"has {len(prompt)} characters; context_length={context} tokens cannot hold it"
+            )
         ids: Sequence[int] = tokenizer.encode(prompt)
     elif isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, (Sequence, np.ndarray)):
         raise InvalidRequest("prompt", f"must be text, token ids or chat messages, not {type(prompt).__name__}")
@@ -60,7 +64,9 @@ def to_tokens(prompt: Prompt, tokenizer: Tokenizer, context: int) -> IntArray:
     else:
         ids = prompt  # type: ignore[assignment]
         if len(ids) > context:
-            raise InvalidRequest("prompt", f"has {len(ids)} tokens; context_length={context} must hold it and its output")
+            raise InvalidRequest(
+                "prompt", f"has {len(ids)} tokens; context_length={context} must hold it and its output"
+            )
         for at, token in enumerate(ids):
             if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
                 raise InvalidRequest(f"prompt[{at}]", f"={token!r}: must be a token id")
@@ -92,7 +98,9 @@ def check_limits(params: SamplingParams, config: EngineConfig, vocab: int) -> No
             raise InvalidRequest(field, f" asks for {size}: at most {limit} are allowed")
     longest = max((len(stop) for stop in params.stop), default=0)
     if longest > config.max_stop_length:
-        raise InvalidRequest("stop", f" has a string of {longest} characters: at most {config.max_stop_length} are allowed")
+        raise InvalidRequest(
+            "stop", f" has a string of {longest} characters: at most {config.max_stop_length} are allowed"
+        )
     for field, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
         for token in ids:
             if token >= vocab:

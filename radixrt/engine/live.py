@@ -22,7 +22,9 @@ from radixrt.scheduler.sequence import Sequence
 class LiveRequest:
     """One request and its samples."""
 
-    def __init__(self, request_id: str, prompt: IntArray, params: SamplingParams, namespace: str, arrived: float) -> None:
+    def __init__(
+        self, request_id: str, prompt: IntArray, params: SamplingParams, namespace: str, arrived: float
+    ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.params = params

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from radixrt.cache.page_pool import IntArray
 from radixrt.cache.radix_tree import RadixTree
-
-import numpy as np
 
 _MOST_TOKENS = 8_000_000  # tokens of history the optimum is counted over
 

@@ -46,7 +46,7 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
         except TemplateSyntaxError as error:
             raise self._error(f"line {error.lineno}: {error.message}") from None
-        except Exception as error:  # noqa: BLE001 - a stranger's source can upset a compiler in any way
+        except Exception as error:
             raise self._error(f"cannot be compiled ({type(error).__name__}: {error})") from None
 
     def render(
@@ -77,7 +77,7 @@ class ChatTemplate:
                 raise self._error("calls itself too deeply") from None
             except TemplateError as error:
                 raise self._error(f"failed: {error.message}") from None
-            except Exception as error:  # noqa: BLE001 - whatever a stranger's expressions raise
+            except Exception as error:
                 raise self._error(f"failed: {type(error).__name__}: {str(error)[:500]}") from None
 
     def _error(self, problem: str) -> ModelError:

@@ -52,7 +52,9 @@ class ModelConfig:
         head_dim = read.size("head_dim", hidden // heads or 1)
         layers = read.size("num_hidden_layers", high=_MAX_LAYERS)
         if heads % kv_heads:
-            raise ModelError(f"{source}: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
+            raise ModelError(
+                f"{source}: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}"
+            )
         if head_dim % 2:
             raise ModelError(f"{source}: head_dim={head_dim} must be even")
         activation = config.get("hidden_act", "silu")

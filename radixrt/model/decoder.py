@@ -45,7 +45,16 @@ class Layer:
 class Decoder:
     """The weights of a model, and its forward pass over one flattened batch."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, embed: torch.Tensor, layers: list[Layer], norm: torch.Tensor, head: torch.Tensor, max_len: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        embed: torch.Tensor,
+        layers: list[Layer],
+        norm: torch.Tensor,
+        head: torch.Tensor,
+        max_len: int,
+    ) -> None:
         self.config = config
         self.ops = ops
         self.embed = embed
@@ -66,7 +75,14 @@ class Decoder:
         return sum(tensor.numel() for tensor in tensors.values())
 
     def forward(
-        self, tokens: IntArray, positions: IntArray, write_slots: IntArray, q_lens: IntArray, kv_lens: IntArray, kv_slots: IntArray, store: KVStore
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        write_slots: IntArray,
+        q_lens: IntArray,
+        kv_lens: IntArray,
+        kv_slots: IntArray,
+        store: KVStore,
     ) -> None:
         """Compute ``T`` tokens of several sequences and write their KV and final hidden states to their slots.
 
@@ -82,7 +98,16 @@ class Decoder:
         }
         x = self.embed.index_select(0, torch.from_numpy(tokens).to(ops.device))
         for layer, k_cache, v_cache in zip(self.layers, store.k, store.v, strict=True):
-            x = x + self._attend(layer, ops.rms_norm(x, layer.input_norm, config.norm_eps), cos, sin, slots, k_cache, v_cache, plans[layer.window])
+            x = x + self._attend(
+                layer,
+                ops.rms_norm(x, layer.input_norm, config.norm_eps),
+                cos,
+                sin,
+                slots,
+                k_cache,
+                v_cache,
+                plans[layer.window],
+            )
             gate_up = ops.linear(ops.rms_norm(x, layer.post_norm, config.norm_eps), layer.gate_up, layer.gate_up_bias)
             x = x + ops.linear(ops.silu_mul(gate_up), layer.down, layer.down_bias)
         ops.store(store.hidden, slots, ops.rms_norm(x, self.norm, config.norm_eps))
@@ -92,7 +117,15 @@ class Decoder:
         return self.ops.linear(hidden, self.head).float()
 
     def _attend(
-        self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Any
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: Any,
     ) -> torch.Tensor:
         ops, heads, kv_heads, dim = self.ops, self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, dim)
@@ -109,7 +142,12 @@ class Decoder:
 
 
 def load_decoder(
-    config: ModelConfig, source: TensorSource, ops: Ops, dtype: torch.dtype, max_len: int, progress: Callable[[int, int], None] = lambda done, total: None
+    config: ModelConfig,
+    source: TensorSource,
+    ops: Ops,
+    dtype: torch.dtype,
+    max_len: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """Read the weights of ``config`` from ``source`` in ``dtype``.
 
@@ -155,7 +193,9 @@ def load_decoder(
                 o_bias=optional(config.o_bias, attn + "o_proj.bias", hidden),
                 post_norm=read(at + "post_attention_layernorm.weight", hidden),
                 gate_up=joined([(name + ".weight", rows) for name, rows in gate_up], hidden),
-                gate_up_bias=joined([(name + ".bias", rows) for name, rows in gate_up], None) if config.mlp_bias else None,
+                gate_up_bias=joined([(name + ".bias", rows) for name, rows in gate_up], None)
+                if config.mlp_bias
+                else None,
                 down=read(mlp + "down_proj.weight", hidden, inner),
                 down_bias=optional(config.mlp_bias, mlp + "down_proj.bias", hidden),
                 window=window,

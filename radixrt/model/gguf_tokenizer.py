@@ -231,7 +231,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
         model = models.BPE(vocab=vocabulary.ids, merges=vocabulary.merges(), ignore_merges=pre.ignore_merges)
     except ModelError:
         raise
-    except Exception as error:  # noqa: BLE001 - what the library raises for a merge of unknown tokens
+    except Exception as error:
         raise vocabulary.error(error) from None
     backend = vocabulary.backend(model)
     if pre.nfc:
@@ -270,7 +270,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
             fuse_unk=True,
             byte_fallback=bool((types == _BYTE).any()),
         )
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:
         raise vocabulary.error(error) from None
     backend = vocabulary.backend(model)
     prefix = vocabulary.flag("add_space_prefix", True)

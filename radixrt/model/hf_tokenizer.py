@@ -83,7 +83,7 @@ def _backend(directory: Path) -> tokenizers.Tokenizer:
     if path.is_file():
         try:
             return tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 - what the library raises
+        except Exception as error:
             raise ModelError(f"{path}: not a tokenizer ({error})") from None
     if not any((directory / name).is_file() for name in ("tokenizer.model", "vocab.json", "tokenizer_config.json")):
         raise ModelError(f"{directory}: has no tokenizer.json (nor tokenizer.model, nor vocab.json)")
@@ -93,7 +93,7 @@ def _backend(directory: Path) -> tokenizers.Tokenizer:
         slow = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         backend: tokenizers.Tokenizer = slow.backend_tokenizer
         return backend
-    except Exception as error:  # noqa: BLE001 - dozens of kinds
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"{directory}: has no tokenizer.json and transformers cannot convert its tokenizer ({reason})"

@@ -19,7 +19,9 @@ class KVStore:
         hidden: ``[slots, hidden_size]`` after the final norm, in the computation dtype.
     """
 
-    def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, slots: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+    ) -> None:
         shape = (slots, config.num_kv_heads, config.head_dim)
         self.k = [torch.empty(shape, dtype=kv_dtype, device=device) for _ in range(config.num_layers)]
         self.v = [torch.empty(shape, dtype=kv_dtype, device=device) for _ in range(config.num_layers)]

@@ -13,8 +13,8 @@ from radixrt.errors import InvalidRequest, ModelError
 from radixrt.model.checkpoint import Checkpoint
 from radixrt.model.config import ModelConfig
 from radixrt.model.decoder import Decoder, load_decoder
-from radixrt.model.rope import longest_context
 from radixrt.model.kv_store import KVStore, bytes_per_token
+from radixrt.model.rope import longest_context
 from radixrt.ops.interface import IntArray
 from radixrt.ops.load import default_dtype, load_ops, use_threads
 
@@ -54,7 +54,10 @@ class ModelRunner:
     """
 
     def __init__(
-        self, config: EngineConfig, checkpoint: Checkpoint, progress: Callable[[int, int], None] = lambda done, total: None
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         model = ModelConfig.from_dict(checkpoint.config, checkpoint.name)
         threads = use_threads(config.threads or psutil.cpu_count(logical=False))
@@ -73,7 +76,9 @@ class ModelRunner:
             tokens = min(_DEFAULT_POOL_LIMIT, free // per_token)
         pages = tokens // config.page_size
         if pages < 1:
-            raise InvalidRequest("max_total_tokens", f"={tokens}: the pool must hold at least one page of {config.page_size}")
+            raise InvalidRequest(
+                "max_total_tokens", f"={tokens}: the pool must hold at least one page of {config.page_size}"
+            )
         if config.max_model_len is not None and config.max_model_len > pages * config.page_size:
             raise InvalidRequest(
                 "max_model_len", f"={config.max_model_len}: the pool holds max_total_tokens={pages * config.page_size}"
@@ -98,7 +103,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: IntArray, positions: IntArray, write_slots: IntArray, q_lens: IntArray, kv_lens: IntArray, kv_slots: IntArray
+        self,
+        token_ids: IntArray,
+        positions: IntArray,
+        write_slots: IntArray,
+        q_lens: IntArray,
+        kv_lens: IntArray,
+        kv_slots: IntArray,
     ) -> None:
         """Compute one flattened batch; see ``ForwardBatch`` for the arrays."""
         self.decoder.forward(token_ids, positions, write_slots, q_lens, kv_lens, kv_slots, self.store)

@@ -3,7 +3,7 @@
 A template comes with a model from a stranger. jinja2's sandbox keeps it away from Python's internals; this room bounds
 its cost, in the caller's thread, with nothing left running:
 
-- *Time.* Every loop iteration, loop filter, call, filter and operator looks at a deadline. What runs between two looks
+- *Time.* Every loop iteration, call, filter and operator looks at a deadline. What runs between two looks
   is linear in values of bounded size; searches that are not (``strip`` by a set, searches from the right) are bounded
   by the product of their operands.
 - *Size.* A value's weight is its characters plus ``NODE`` for every element, counted as a tree. Whatever can make a new
@@ -23,7 +23,7 @@ import functools
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -41,7 +41,16 @@ NODE = 64  # weight of an element: about what its pointer and its object take
 MAX_DEPTH = 64
 MAX_INT_BITS = 4096
 MAX_WORK = 10**8  # characters compared by one operation that is not linear
-_CONTAINERS = (list, tuple, dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: tuple[type[Collection[Any]], ...] = (
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -161,8 +170,6 @@ class _Metered(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(self._through("tick"), lineno=node.lineno))
-        if node.test is not None:
-            node.test = nodes.And(self._through("tick"), node.test, lineno=node.lineno)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:

@@ -31,12 +31,16 @@ class Ops(Protocol):
     def store(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
         """``cache[slots] = rows``, converted to the cache's dtype."""
 
-    def plan_attention(self, q_lens: IntArray, kv_lens: IntArray, kv_slots: IntArray, heads: int, kv_heads: int, window: int | None) -> Any:
+    def plan_attention(
+        self, q_lens: IntArray, kv_lens: IntArray, kv_slots: IntArray, heads: int, kv_heads: int, window: int | None
+    ) -> Any:
         """Prepare attention over one batch, once for all layers with the same ``window``.
 
         Sequence ``b`` has queries at its last ``q_lens[b]`` positions and keys at all ``kv_lens[b]``, whose slots are its part of
         ``kv_slots``. A query sees the keys up to its own position, and no further back than ``window - 1`` before it.
         """
 
-    def attention(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Any, scale: float) -> torch.Tensor:
+    def attention(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Any, scale: float
+    ) -> torch.Tensor:
         """Attention of ``q [T, H, D]`` (the batch's queries, flat) over ``k_cache, v_cache [S, K, D]``; returns ``[T, H, D]``."""

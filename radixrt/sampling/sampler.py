@@ -62,9 +62,7 @@ def _draw(logits: torch.Tensor, best: torch.Tensor, rows: list[Row]) -> list[int
     params = [row.spec.params for row in rows]
     temperature = torch.tensor([max(p.temperature, 1e-6) for p in params], dtype=torch.float32, device=device)
     scores = (logits - best[:, None]) / temperature[:, None]
-    chances = torch.tensor(
-        [uniform(row.spec.seed, row.generated) for row in rows], dtype=torch.float64, device=device
-    )
+    chances = torch.tensor([uniform(row.spec.seed, row.generated) for row in rows], dtype=torch.float64, device=device)
     chosen = [-1] * len(rows)
     plain = [i for i, p in enumerate(params) if p.top_k <= 0 and p.top_p == 1.0 and p.min_p == 0.0]
     if plain:

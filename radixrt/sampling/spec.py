@@ -33,7 +33,9 @@ class SamplingSpec:
             seed=seed & _MASK,
             bias_ids=np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias)),
             bias_values=np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(params.logit_bias)),
-            banned_early=np.array(sorted(end_ids), dtype=np.int64) if params.min_tokens else np.empty(0, dtype=np.int64),
+            banned_early=np.array(sorted(end_ids), dtype=np.int64)
+            if params.min_tokens
+            else np.empty(0, dtype=np.int64),
         )
 
     @property

@@ -221,8 +221,8 @@ class Scheduler:
     def _rematch(self, sequence: Sequence) -> None:
         """Take from the tree what others computed of this sequence's tokens since it last looked.
 
-            before  |-- in_tree --|-- own: a part of a page --|
-            after   |-- in_tree ------------------------------ match --|     (own pages freed)
+        before  |-- in_tree --|-- own: a part of a page --|
+        after   |-- in_tree ------------------------------ match --|     (own pages freed)
         """
         if self.tree is None or sequence.node is None or sequence.computed >= sequence.size:
             return
@@ -255,7 +255,9 @@ class Scheduler:
         if self.step < self._blocked_until or len(self.running) >= self.max_running or not self.waiting_count:
             return
         if self.policy == "priority":
-            candidates = policy.order("priority", [*self.preempted, *self.waiting.values()], None, self.step, self.max_wait_steps)
+            candidates = policy.order(
+                "priority", [*self.preempted, *self.waiting.values()], None, self.step, self.max_wait_steps
+            )
         else:
             candidates = self.preempted + policy.order(
                 self.policy, self.waiting.values(), self.tree, self.step, self.max_wait_steps
@@ -370,8 +372,8 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Give up everything ``sequence`` holds: computed whole pages to the tree, the rest to the pool.
 
-            |-- in_tree --|-- computed, whole pages --|-- a part of a page, empty pages --|
-              unlocked       into the tree, unlocked     freed
+        |-- in_tree --|-- computed, whole pages --|-- a part of a page, empty pages --|
+          unlocked       into the tree, unlocked     freed
         """
         if self.tree is not None and sequence.node is not None:
             if sequence.computed > sequence.in_tree:

@@ -290,14 +290,13 @@ def test_a_forward_that_fails_once_costs_nothing_but_time(make_engine, monkeypat
     for when in range(12):
         engine.flush_cache()
         calls = 0
-        forward = type(engine._runner).forward
 
         def failing(*args, when=when):
             nonlocal calls
             calls += 1
             if calls == when + 1:
                 raise RuntimeError("once")
-            forward(engine._runner, *args)
+            type(engine._runner).forward(engine._runner, *args)
 
         monkeypatch.setattr(engine._runner, "forward", failing)
         outputs = engine.generate(prompts, greedy(8))

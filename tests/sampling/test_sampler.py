@@ -100,7 +100,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = logits_of(4)
     tokens = [5, 5, 9, 100]
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([tokens]), logits.clone())
-    boosted = {t: 40.0 for t in (5, 9, 100, 7)}
+    boosted = dict.fromkeys((5, 9, 100, 7), 40.0)
     for token in boosted:
         ours = logits.clone()
         params = SamplingParams(temperature=0, repetition_penalty=1.7, logit_bias={token: 40.0})
@@ -147,7 +147,7 @@ def test_a_row_without_a_usable_logit_fails_alone() -> None:
 
 def test_uniform_is_uniform_and_differs_by_seed_and_place() -> None:
     draws = np.array([[uniform(seed, index) for index in range(200)] for seed in range(100)])
-    assert 0 <= draws.min() and draws.max() < 1
+    assert draws.min() >= 0 and draws.max() < 1
     assert len(np.unique(draws)) == draws.size
     histogram = np.histogram(draws, bins=20, range=(0, 1))[0]
     assert abs(histogram - draws.size / 20).max() < 5 * (draws.size / 20) ** 0.5

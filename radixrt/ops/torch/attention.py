@@ -52,7 +52,14 @@ class Plan:
 
 
 def plan_attention(
-    q_lens: IntArray, kv_lens: IntArray, kv_slots: IntArray, heads: int, kv_heads: int, window: int | None, dtype: torch.dtype, device: torch.device
+    q_lens: IntArray,
+    kv_lens: IntArray,
+    kv_slots: IntArray,
+    heads: int,
+    kv_heads: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Plan:
     """See ``Ops.plan_attention``."""
     ends = np.cumsum(kv_lens)
@@ -62,7 +69,19 @@ def plan_attention(
         skipped = np.maximum(0, kv_lens - q_lens - window + 1).astype(np.int32)
         starts, kv_lens = starts + skipped, kv_lens - skipped
     groups = [
-        _group(members, q_lens, kv_lens, kv_slots, starts, rows_before, heads // kv_heads, window, dtype, device, len(q_lens))
+        _group(
+            members,
+            q_lens,
+            kv_lens,
+            kv_slots,
+            starts,
+            rows_before,
+            heads // kv_heads,
+            window,
+            dtype,
+            device,
+            len(q_lens),
+        )
         for members in _partition(q_lens, kv_lens, heads // kv_heads)
     ]
     return Plan(tuple(groups))
@@ -96,7 +115,7 @@ def attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pla
 
 def _partition(q_lens: IntArray, kv_lens: IntArray, share: int) -> list[IntArray]:
     """Split the sequences into groups whose padding costs little."""
-    order = np.lexsort((kv_lens, q_lens))
+    order: IntArray = np.lexsort((kv_lens, q_lens)).astype(np.int32)
     groups: list[IntArray] = []
     first, work = 0, 0
     for at, index in enumerate(order):
