@@ -357,7 +357,7 @@ def test_bad_input_names_the_field_and_starts_nothing(make_engine) -> None:
         assert len(str(info.value)) < 300
     with pytest.raises(InvalidRequest, match=r"prompts\[1\]: prompt: is empty"):
         engine.generate(["fine", ""], GREEDY)
-    with pytest.raises(InvalidRequest, match="params has 1 entries for 2 prompts"):
+    with pytest.raises(InvalidRequest, match="params: has 1 entries for 2 prompts"):
         engine.generate(["a", "b"], [GREEDY])
     with pytest.raises(InvalidRequest, match="params: must be SamplingParams"):
         engine.generate("a", {"max_tokens": 3})

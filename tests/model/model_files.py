@@ -31,7 +31,7 @@ TEXTS = [
     "tabs\tand\nnewlines\r\n\r\n  indented\n\n\n\n",
     "don't won't I'll we're they've HE'S SHE'D it'M",
     "1 12 123 1234 12345 3.14 1,000,000 ½ Ⅷ ٣٤٥ 10⁹",
-    "émigré naïve Å Å ﬁ Größe ÀÉÎ",
+    "émigré e\u0301migre\u0301 A\u030a \u212b \ufb01 \u1100\u1161 Größe ÀÉÎ",
     "日本語のテキスト 한국어 русский العربية עברית ไทย",
     "👍🏽 👩‍👩‍👧‍👦 🇫🇷 ☺️ \U0001f9d1\u200d\U0001f680",
     "def f(x):\n    return x**2  # square\n\tif (a != b) { c += 1; }",

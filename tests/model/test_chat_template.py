@@ -220,6 +220,11 @@ TIME, VALUE, TOTAL, OUTPUT = "takes longer than", "makes a value of", "altogethe
 HARMFUL = {
     "long range": ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
     "nested ranges": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", TIME),
+    "plain loops": (
+        "{% set r = range(99999) %}{% set x %}{% for i in r %}{% for j in r %}{% for k in r %}{% endfor %}"
+        + "{% endfor %}{% endfor %}{% endset %}",
+        TIME,
+    ),
     "loop filters": ("{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}", TIME),
     "lazy filters": ("{% for i in range(99999) %}{{ range(99999) | map('string') | list | length }}{% endfor %}", TIME),
     "macro recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself"),
@@ -229,6 +234,7 @@ HARMFUL = {
     "endless output": ("{% for i in range(99999) %}" + "x" * 1000 + "{% endfor %}", OUTPUT),
     "endless capture": ("{% set x %}{% for i in range(99999) %}" + "x" * 1000 + "{% endfor %}{% endset %}", VALUE),
     "many values": ("{% for i in range(99999) %}{% set x = 'a' * 1000000 %}{% endfor %}", TOTAL),
+    "many slices": ("{% set x = 'a' * 8000000 %}{% for i in range(9999) %}{% set y = x[1:] %}{% endfor %}", TOTAL),
     "many lazy values": ("{{ range(99999) | map('center', 1000000) | list | length }}", TOTAL),
     "repeated string": ("{{ 'a' * 10**9 }}", VALUE),
     "repeated list": ("{{ [messages] * 10**8 }}", VALUE),
@@ -269,8 +275,8 @@ HARMFUL = {
         VALUE,
     ),
     "nested by views": (
-        "{% set ns = namespace(x=1) %}{% for i in range(99) %}{% for t in {'a': ns.x}.items() %}{% set ns.x = t %}"
-        "{% endfor %}{% endfor %}{{ {ns.x: 1} }}",
+        "{% set ns = namespace(x=1) %}{% for i in range(99) %}{% for t in {'a': ns.x}.items() %}"
+        + "{% set ns.x = t %}{% endfor %}{% endfor %}{{ {ns.x: 1} }}",
         "64 deep",
     ),
     "center": ("{{ 'a' | center(1000000000) }}", VALUE),

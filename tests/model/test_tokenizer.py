@@ -162,6 +162,16 @@ def test_pretokenizers_cut_where_they_should(pre: str, text: str, pieces: list[s
     assert [piece for piece, _ in ours._backend.pre_tokenizer.pre_tokenize_str(text)] == pieces
 
 
+@pytest.mark.parametrize(("pre", "whole"), [("llama-bpe", True), ("tekken", True), ("qwen2", False), ("gpt-2", False)])
+def test_a_whole_word_is_a_token_where_merges_do_not_decide(pre: str, whole: bool, tmp_path: Path) -> None:
+    """Llama 3 has tokens that its merges never reach."""
+    vocab, merges = trained_bpe(ORIGINALS["gpt-2"][0])
+    vocab = {**vocab, "Ġzyxwvut": len(vocab)}
+    path = write_gguf(tmp_path / "m.gguf", lambda writer: add_byte_level(writer, vocab, merges, pre))
+    ids = tokenizer_from_gguf(GGUFFile(path)).encode(" zyxwvut", add_special=False)
+    assert (ids == [vocab["Ġzyxwvut"]]) == whole
+
+
 def test_tekken_is_the_expression_transformers_knows() -> None:
     source = inspect.getsource(transformers.tokenization_utils_tokenizers)
     (expression,) = PRE_TOKENIZERS["tekken"].expressions
@@ -211,6 +221,15 @@ def test_sentencepiece_without_prefix(tmp_path: Path) -> None:
     for text in ("hello there", " hello", "the dog"):
         assert ours.encode(text, add_special=False) == model.encode(text)
         assert ours.decode(model.encode(text)) == text
+
+
+def test_sentencepiece_without_byte_fallback(tmp_path: Path) -> None:
+    model = trained_sentencepiece(byte_fallback=False, vocab_size=500)
+    path = write_gguf(tmp_path / "m.gguf", lambda writer: add_sentencepiece(writer, model))
+    ours = tokenizer_from_gguf(GGUFFile(path))
+    for text in ("the dog", "ไทย", "the ไทย dog ☃☃ and"):
+        assert ours.encode(text, add_special=False) == model.encode(text)
+    assert model.unk_id() in model.encode("ไทย")
 
 
 def test_sentencepiece_markup_in_text_is_markup(sentencepiece_pair: Any) -> None:
@@ -511,10 +530,12 @@ def test_hf_tokens_only_the_config_knows(tmp_path: Path) -> None:
     size = original.get_vocab_size()
     listed = {
         str(size): {"content": "<|new|>", "special": True},
-        str(size + 1): {"content": "<plain>", "special": False},
+        str(size + 1): {"content": "<plâin x>", "special": False},
     }
     ours = tokenizer_from_directory(save(tmp_path, original, {"added_tokens_decoder": listed}))
-    assert ours.encode("<|new|><plain>", add_special=False) == [size, size + 1]
+    assert ours.encode("<|new|><plâin x>", add_special=False) == [size, size + 1]
+    assert ours.decode([size, size + 1]) == "<plâin x>"  # written out, not in the byte alphabet
+    assert ours.token_bytes(size + 1) == "<plâin x>".encode()
     assert ours.special_ids >= {size}
     assert ours.vocab_size == size + 2
 
