@@ -362,7 +362,7 @@ def test_bad_input_names_the_field_and_starts_nothing(make_engine) -> None:
     with pytest.raises(InvalidRequest, match="params: must be SamplingParams"):
         engine.generate("a", {"max_tokens": 3})
     with pytest.raises(InvalidRequest, match="request_id"):
-        engine.add("a", request_id=engine.add("b", request_id="same", params=GREEDY))
+        engine.add("a", GREEDY, request_id=engine.add("b", GREEDY, request_id="same"))
     engine.abort("same")
     engine.step()
     assert not engine.has_work

@@ -27,7 +27,8 @@ def test_paths_are_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["./absent", "/absent/model", "absent.gguf", "org/absent.gguf", "a/b/c", "../x", "org/..", "a\\b"]
+    "model",
+    ["./absent", "/absent/model", "absent.gguf", "org/absent.gguf", "a/b/c", "../absent-model", "org/..", "a\\b"],
 )
 def test_paths_that_are_not_there(model: str) -> None:
     with pytest.raises(ModelError, match="no such file or directory") as error:
