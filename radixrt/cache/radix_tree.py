@@ -73,7 +73,7 @@ class RadixTree:
         self._page_bytes = page_size * _ITEM
         self._roots: dict[str, Node] = {}
         self._recency: OrderedDict[Node, None] = OrderedDict()  # unlocked nodes, least recently used first
-        self._fresh: dict[Node, None] = {}  # nodes made since begin_step
+        self._fresh: dict[Node, None] = {}  # nodes whose KV the current step writes
 
     # ---- looking
 
@@ -118,7 +118,7 @@ class RadixTree:
 
     # ---- growing
 
-    def extend(self, node: Node, tokens: IntArray, slots: IntArray) -> Match:
+    def extend(self, node: Node, tokens: IntArray, slots: IntArray, *, fresh: bool = False) -> Match:
         """Add ``tokens`` (a whole number of pages) with their ``slots`` below the prefix ending at ``node``.
 
         The caller's lock moves to the end of the longer prefix. Returns that node, and how many of the tokens
@@ -126,6 +126,8 @@ class RadixTree:
 
             tokens   |-- there already --|-------- new --------|
             slots    |  caller's still   |  now the tree's     |
+
+        ``fresh``: the KV of the new tokens is not written yet, see ``drop_fresh``.
         """
         data, end = self._data(tokens)
         if end != len(data):
@@ -136,7 +138,8 @@ class RadixTree:
             leaf = Node(last, data[at:], slots[at // _ITEM :].copy(), node.namespace)
             leaf.locks = 1
             last.children[data[at : at + self._page_bytes]] = leaf
-            self._fresh[leaf] = None
+            if fresh:
+                self._fresh[leaf] = None
             self.protected_tokens += leaf.tokens
             self.nodes += 1
             self.version += 1
@@ -212,16 +215,22 @@ class RadixTree:
         return freed
 
     def begin_step(self) -> None:
-        """What is added from now on counts as fresh, until the next call."""
+        """What was fresh until now has its KV."""
         self._fresh.clear()
 
     def drop_fresh(self) -> list[IntArray]:
-        """Remove everything added since ``begin_step`` (its KV was never written). None of it may be locked."""
+        """Remove what is fresh, and what hangs below it: its KV was never written. None of it may be locked."""
         freed = []
-        for node in sorted(self._fresh, key=self._depth, reverse=True):
-            if node.locks or node.children:
-                raise RuntimeError("a fresh node is still in use")
-            freed.append(self._remove(node))
+        while self._fresh:
+            stack = [self._fresh.popitem()[0]]
+            while stack:
+                node = stack[-1]
+                if node.locks:
+                    raise RuntimeError("a fresh node is still in use")
+                if node.children:
+                    stack.extend(node.children.values())
+                else:
+                    freed.append(self._remove(stack.pop()))
         return freed
 
     # ---- checking
@@ -338,9 +347,3 @@ class RadixTree:
     def _drop_empty_root(self, node: Node) -> None:
         if node.parent is None and not node.children and node.locks == 0 and self._roots.get(node.namespace) is node:
             del self._roots[node.namespace]
-
-    def _depth(self, node: Node) -> int:
-        depth = 0
-        while node.parent is not None:
-            node, depth = node.parent, depth + 1
-        return depth

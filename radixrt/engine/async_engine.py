@@ -7,6 +7,7 @@ per-request queues on the caller's loop; a consumer that goes away aborts its re
 from __future__ import annotations
 
 import asyncio
+import atexit
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 from radixrt.engine.core import Engine, Prompt, _params_for
 from radixrt.engine.inputs import split_prompts
 from radixrt.engine.stats import EngineStats
-from radixrt.errors import EngineClosed
+from radixrt.errors import EngineClosed, InvalidRequest
 from radixrt.model.runner import ModelInfo
 from radixrt.model.tokenizer import Tokenizer
 from radixrt.request import OutputDelta, RequestOutput, SamplingParams
@@ -28,37 +29,46 @@ Listener = Callable[[OutputDelta | BaseException], None]
 class AsyncEngine:
     """An ``Engine`` for asyncio. Use ``async with``, or ``await start()`` and ``await close()``.
 
-    Args: those of ``Engine``, or ``engine=`` an engine that nobody else uses.
+    Args: those of ``Engine``, or ``engine=`` alone: an engine that nobody else uses.
+
+    Raises:
+        InvalidRequest: ``engine`` is given together with settings, or is no ``Engine``.
     """
 
     def __init__(
         self, model: str | None = None, *, engine: Engine | None = None, progress: bool = False, **settings: Any
     ) -> None:
+        if engine is not None and (model is not None or progress or settings):
+            raise InvalidRequest("engine", "is made already; give it or settings for a new one, not both")
+        if engine is not None and not isinstance(engine, Engine):
+            raise InvalidRequest("engine", f"must be an Engine, not {type(engine).__name__}")
         self._make = (lambda: engine) if engine is not None else (lambda: Engine(model, progress=progress, **settings))
         self._calls: queue.SimpleQueue[tuple[Callable[[Engine], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._listeners: dict[str, Listener] = {}  # touched by the thread only
-        self._engine: Engine | None = None
+        self._ready: Future[Engine] | None = None
         self._thread: threading.Thread | None = None
+        self._gate = threading.Lock()  # no call is queued after the last ones were answered
         self._failure: BaseException | None = None
 
     async def start(self) -> AsyncEngine:
-        """Load the model. A second call does nothing.
+        """Load the model; a second call waits for the same loading.
 
         Raises:
-            ModelError, InvalidRequest: as ``Engine`` does.
+            ModelError, InvalidRequest: as ``Engine`` does, at every call.
         """
-        if self._thread is None:
-            ready: Future[Engine] = Future()
-            self._thread = threading.Thread(target=self._serve, args=(ready,), name="radixrt-engine", daemon=True)
+        if self._ready is None:
+            self._ready = Future()
+            self._ready.set_running_or_notify_cancel()
+            self._thread = threading.Thread(target=self._serve, args=(self._ready,), name="radixrt-engine", daemon=True)
             self._thread.start()
-            self._engine = await asyncio.wrap_future(ready)
+            atexit.register(self._stop)  # a thread in the middle of a step would bring the ending process down
+        await asyncio.shield(asyncio.wrap_future(self._ready))
         return self
 
     async def close(self) -> None:
         """Abort what runs and end the thread; waiting callers get EngineClosed."""
-        if self._thread is not None and self._failure is None:
-            self._calls.put(None)
-            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._stop)
+        atexit.unregister(self._stop)
 
     async def __aenter__(self) -> AsyncEngine:
         return await self.start()
@@ -80,7 +90,23 @@ class AsyncEngine:
         """Answer one prompt or many, in order; see ``Engine.generate``. Cancelling aborts all of them."""
         items = split_prompts(prompts)
         each = _params_for(items, params)
-        tasks = [asyncio.ensure_future(self._answer(item, one)) for item, one in zip(items, each, strict=True)]
+        most = max((one.n for one in each if isinstance(one, SamplingParams)), default=1)
+        places = asyncio.Semaphore(max(1, self._started().config.max_waiting_requests // most))
+
+        async def answer(index: int) -> RequestOutput:
+            output = None
+            async with places:
+                try:
+                    async for delta in self.stream(items[index], each[index]):
+                        output = delta.output
+                except InvalidRequest as error:
+                    if len(items) == 1:
+                        raise
+                    raise InvalidRequest(f"prompts[{index}]", str(error)) from error
+            assert output is not None
+            return output
+
+        tasks = [asyncio.ensure_future(answer(index)) for index in range(len(items))]
         try:
             return await asyncio.gather(*tasks)
         finally:  # the first error, or being cancelled, ends the others too
@@ -107,8 +133,11 @@ class AsyncEngine:
         def listen(item: OutputDelta | BaseException) -> None:
             loop.call_soon_threadsafe(deltas.put_nowait, item)
 
+        # tokenizing and checking stay off the thread that runs the steps
+        ready = await asyncio.to_thread(self._started().prepare, prompt, params)
+
         def begin(engine: Engine) -> str:
-            name = engine.add(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+            name = engine.submit(ready, request_id=request_id, priority=priority, cache_salt=cache_salt)
             self._listeners[name] = listen
             return name
 
@@ -140,24 +169,23 @@ class AsyncEngine:
 
     # ---- inside
 
-    async def _answer(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        output = None
-        async for delta in self.stream(prompt, params):
-            output = delta.output
-        assert output is not None
-        return output
+    def _stop(self) -> None:
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join()
 
     def _started(self) -> Engine:
-        if self._engine is None:
+        if self._ready is None or not self._ready.done():
             raise EngineClosed("the engine was not started: use `async with` or `await start()`")
-        return self._engine
+        return self._ready.result()
 
     def _submit(self, function: Callable[[Engine], Any]) -> Future[Any]:
         self._started()
-        if self._failure is not None:
-            raise EngineClosed(f"the engine has stopped: {self._failure}") from self._failure
         future: Future[Any] = Future()
-        self._calls.put((function, future))
+        with self._gate:
+            if self._failure is not None:
+                raise EngineClosed(str(self._failure)) from self._failure
+            self._calls.put((function, future))
         return future
 
     def _abandon(self, started: Future[Any]) -> None:
@@ -168,8 +196,10 @@ class AsyncEngine:
                 self._listeners.pop(started.result(), None)
                 engine.abort(started.result())
 
-        if not started.cancel() and self._failure is None:
-            self._calls.put((drop, Future()))
+        if not started.cancel():
+            with self._gate:
+                if self._failure is None:
+                    self._calls.put((drop, Future()))
 
     def _serve(self, ready: Future[Engine]) -> None:
         try:
@@ -179,19 +209,16 @@ class AsyncEngine:
             ready.set_exception(error)
             return
         ready.set_result(engine)
-        reason: BaseException = EngineClosed("the engine is closed")
+        reason = EngineClosed("the engine is closed")
         try:
-            while self._take_calls(engine):
+            while self._take_calls(engine) and not engine.closed:
                 for delta in engine.step() if engine.has_work else ():
-                    listener = self._listeners.get(delta.request_id)
-                    if delta.output is not None:
-                        self._listeners.pop(delta.request_id, None)
-                    if listener is not None:
-                        self._tell(listener, delta)
+                    self._hand_out(engine, delta)
         except BaseException as error:
             reason = EngineClosed(f"the engine has stopped: {error!r}")
             reason.__cause__ = error
-        self._failure = reason
+        with self._gate:
+            self._failure = reason
         for listener in self._listeners.values():
             self._tell(listener, reason)
         self._listeners.clear()
@@ -203,7 +230,7 @@ class AsyncEngine:
 
     def _take_calls(self, engine: Engine) -> bool:
         """Run the calls that wait, or wait for one where there is nothing else to do; False: close."""
-        while not engine.has_work or not self._calls.empty():
+        while not engine.closed and (not engine.has_work or not self._calls.empty()):
             call = self._calls.get()
             if call is None:
                 return False
@@ -213,14 +240,33 @@ class AsyncEngine:
             try:
                 result = function(engine)
             except Exception as error:
-                future.set_exception(error)
+                # a future cannot carry StopIteration, and a cancelled one would look like its caller's own cancelling
+                future.set_exception(error if not isinstance(error, StopIteration) else _wrapped(error))
+            except BaseException as error:
+                future.set_exception(_wrapped(error))
             else:
                 future.set_result(result)
         return True
 
+    def _hand_out(self, engine: Engine, delta: OutputDelta) -> None:
+        listener = self._listeners.get(delta.request_id)
+        if delta.output is not None:
+            self._listeners.pop(delta.request_id, None)
+        if listener is not None and not self._tell(listener, delta):
+            self._listeners.pop(delta.request_id, None)
+            engine.abort(delta.request_id)
+
     @staticmethod
-    def _tell(listener: Listener, item: OutputDelta | BaseException) -> None:
+    def _tell(listener: Listener, item: OutputDelta | BaseException) -> bool:
+        """False: the consumer's event loop is closed, nobody is there to be told."""
         try:
             listener(item)
-        except RuntimeError:  # the consumer's event loop is closed: nobody is there to be told
-            pass
+        except RuntimeError:
+            return False
+        return True
+
+
+def _wrapped(error: BaseException) -> RuntimeError:
+    wrapped = RuntimeError(f"the call raised {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

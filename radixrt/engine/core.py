@@ -13,15 +13,17 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 from radixrt.cache.page_pool import IntArray, PagePool
 from radixrt.cache.radix_tree import RadixTree
 from radixrt.config import EngineConfig
+from radixrt.engine.exclusive import Exclusive
 from radixrt.engine.inputs import Message, Prompt, check_ids, check_limits, read_template, split_prompts, to_tokens
 from radixrt.engine.live import LiveRequest, LiveSample
 from radixrt.engine.stats import EngineStats, OptimalCache
-from radixrt.errors import EngineClosed, InvalidRequest
+from radixrt.errors import EngineClosed, InvalidRequest, RadixrtError
 from radixrt.model.checkpoint import open_checkpoint
 from radixrt.model.runner import ModelInfo, ModelRunner
 from radixrt.model.source import resolve
@@ -34,6 +36,15 @@ from radixrt.sampling.spec import mix
 from radixrt.scheduler.batch import Batch
 from radixrt.scheduler.scheduler import Scheduler, SchedulerCounters
 from radixrt.scheduler.sequence import Phase, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A request that was checked: its prompt's tokens and its parameters."""
+
+    tokens: IntArray
+    params: SamplingParams
+
 
 log = logging.getLogger("radixrt")
 
@@ -59,6 +70,7 @@ class Engine:
         with show_progress(f"loading {checkpoint.name}", unit="layers", show=progress) as bar:
             self.tokenizer: Tokenizer = checkpoint.tokenizer(read_template(self.config.chat_template))
             self._runner = ModelRunner(self.config, checkpoint, lambda done, total: bar.update(done, total=total))
+        self._info = self._runner.info
         self._pool = PagePool(self._runner.pages, self.config.page_size)
         self._tree = None if self.config.disable_radix_cache else RadixTree(self.config.page_size)
         self._scheduler = Scheduler(
@@ -75,6 +87,7 @@ class Engine:
         self._next_uid = 0
         self._arrivals = 0
         self._closed = False
+        self._alone = Exclusive()
         self.reset_stats()
 
     # ---- whole answers
@@ -115,19 +128,21 @@ class Engine:
         room = max(1, self.config.max_waiting_requests // max((p.n for p in each), default=1))
         show = progress if progress is not None else len(ready) > _SHOW_FROM and sys.stderr.isatty()
         started = time.monotonic()
-        tokens = 0
+        made = 0
         with show_progress("generating", len(ready), unit="prompts", show=show) as bar:
             try:
                 while len(results) < len(ready):
                     while len(ids) < len(ready) and len(running) < room:
-                        ids.append(self._add(*ready[len(ids)], None, 0, ""))
+                        item = ready[len(ids)]
+                        ids.append(uuid.uuid4().hex)
                         running.add(ids[-1])
+                        self._add(item, ids[-1], 0, "")
                     for delta in self._step_for(running):
-                        tokens += len(delta.token_ids)
+                        made += len(delta.token_ids)
                         if delta.output is not None:
                             results[delta.request_id] = delta.output
                             running.discard(delta.request_id)
-                    rate = tokens / max(time.monotonic() - started, 1e-9)
+                    rate = made / max(time.monotonic() - started, 1e-9)
                     bar.update(len(results), f"{rate:,.0f} tokens/s")
             except BaseException:
                 self._forget(ids)
@@ -139,8 +154,9 @@ class Engine:
 
         Other requests of this engine go on meanwhile. Leaving the iterator early aborts the request.
         """
-        request_id = self.add(prompt, params)
+        request_id = uuid.uuid4().hex
         try:
+            self.add(prompt, params, request_id=request_id)
             while True:
                 for delta in self._step_for({request_id}):
                     yield delta
@@ -170,19 +186,29 @@ class Engine:
             InvalidRequest: names the field, its value and what would be right.
             EngineClosed: after ``close``.
         """
-        tokens, params = self._check(prompt, params or SamplingParams())
-        return self._add(tokens, params, request_id, priority, cache_salt)
+        return self.submit(
+            self.prepare(prompt, params), request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
+
+    def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> Ready:
+        """The first half of ``add``, which any thread may do: tokenize and check; raises what ``add`` raises."""
+        return self._check(prompt, SamplingParams() if params is None else params)
+
+    def submit(self, ready: Ready, *, request_id: str | None = None, priority: int = 0, cache_salt: str = "") -> str:
+        """The second half of ``add``."""
+        return self._add(ready, uuid.uuid4().hex if request_id is None else request_id, priority, cache_salt)
 
     def abort(self, request_id: str) -> bool:
         """End a request at once; its KV stays cached and its last delta comes with the next ``step``. False: no such request."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return False
-        for item in request.samples:
-            if item.finish_reason is None:
-                self._finish(item, FinishReason.ABORT)
-                self._mailbox.append(item.delta())
-        return True
+        with self._alone:
+            request = self._requests.get(request_id) if isinstance(request_id, str) else None
+            if request is None:
+                return False
+            for item in request.samples:
+                if item.finish_reason is None:
+                    self._finish(item, FinishReason.ABORT)
+                    self._mailbox.append(item.delta())
+            return True
 
     @property
     def has_work(self) -> bool:
@@ -193,20 +219,24 @@ class Engine:
         """Run one batch; returns what it added to each sampled sequence."""
         if self._closed:
             raise EngineClosed("the engine is closed")
-        deltas = list(self._mailbox)
-        self._mailbox.clear()
-        batch = self._scheduler.schedule()
-        if batch is not None:
-            deltas.extend(self._run(batch))
-        if self.config.check_integrity:
-            self.check_integrity()
+        with self._alone:
+            batch = self._scheduler.schedule()
+            if batch is not None:
+                self._run(batch)
+            if self.config.check_integrity:
+                self.check_integrity()
+        deltas, self._mailbox = list(self._mailbox), deque()
         return deltas
 
     # ---- figures and care
 
     @property
     def model_info(self) -> ModelInfo:
-        return self._runner.info
+        return self._info
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def stats(self) -> EngineStats:
         """Figures since the start or ``reset_stats``."""
@@ -216,11 +246,11 @@ class Engine:
         return EngineStats(
             requests=self._request_count,
             prompt_tokens=prompt,
-            cached_tokens=prompt - counters.computed_prompt,
-            computed_tokens=counters.computed_prompt,
+            cached_tokens=prompt - self._computed_tokens,
+            computed_tokens=self._computed_tokens,
             recomputed_tokens=counters.recomputed,
             generated_tokens=self._generated_tokens,
-            hit_rate=1 - counters.computed_prompt / prompt if prompt else 0.0,
+            hit_rate=1 - self._computed_tokens / prompt if prompt else 0.0,
             optimal_hit_rate=1 - self._unique_tokens / prompt if prompt else 0.0,
             unique_tokens=self._unique_tokens,
             pool_tokens=pool.capacity,
@@ -241,7 +271,8 @@ class Engine:
         if self._tree is not None:
             self._tree.evicted_tokens = 0
         self._optimal = OptimalCache()
-        self._request_count = self._prompt_tokens = self._unique_tokens = self._generated_tokens = 0
+        self._request_count = self._prompt_tokens = self._computed_tokens = self._unique_tokens = 0
+        self._generated_tokens = 0
 
     def flush_cache(self) -> int:
         """Forget all KV that no running request holds; returns how many tokens."""
@@ -260,13 +291,14 @@ class Engine:
 
     def close(self) -> None:
         """End every request and give up the memory."""
-        if self._closed:
-            return
-        for request_id in list(self._requests):
-            self.abort(request_id)
-        self._closed = True
-        self._mailbox.clear()
-        del self._runner
+        with self._alone:
+            if self._closed:
+                return
+            for request_id in list(self._requests):
+                self.abort(request_id)
+            self._closed = True
+            self._mailbox.clear()
+            del self._runner
 
     def __enter__(self) -> Engine:
         return self
@@ -276,13 +308,13 @@ class Engine:
 
     # ---- inside: requests
 
-    def _check(self, prompt: Prompt, params: SamplingParams) -> tuple[IntArray, SamplingParams]:
-        """Validate against the model and the limits; the prompt's tokens."""
+    def _check(self, prompt: Prompt, params: SamplingParams) -> Ready:
+        """Validate against the model and the limits."""
         if self._closed:
             raise EngineClosed("the engine is closed")
         if not isinstance(params, SamplingParams):
             raise InvalidRequest("params", f"must be SamplingParams, not {type(params).__name__}")
-        info = self._runner.info
+        info = self._info
         check_limits(params, self.config, info.vocab_size)
         tokens = to_tokens(prompt, self.tokenizer, info.context_length)
         check_ids("prompt", tokens, info.vocab_size)
@@ -297,73 +329,76 @@ class Engine:
                 f"={params.max_tokens}: with a prompt of {len(tokens)} tokens that is {longest}, "
                 f"more than context_length={info.context_length}",
             )
-        return tokens, params
+        return Ready(tokens, params)
 
-    def _add(
-        self, tokens: IntArray, params: SamplingParams, request_id: str | None, priority: int, cache_salt: str
-    ) -> str:
-        if request_id is None:
-            request_id = uuid.uuid4().hex
-        if not isinstance(request_id, str) or request_id in self._requests:
-            raise InvalidRequest("request_id", f"={request_id!r}: must be a string that no running request has")
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidRequest("priority", f"={priority!r}: must be an integer")
-        if not isinstance(cache_salt, str):
-            raise InvalidRequest("cache_salt", f"={cache_salt!r}: must be a string")
-        if self._scheduler.waiting_count + params.n > self.config.max_waiting_requests:
-            raise InvalidRequest("max_waiting_requests", f"={self.config.max_waiting_requests}: the queue is full")
-        limit = len(tokens) + params.max_tokens if params.max_tokens is not None else self._runner.info.context_length
-        seed = params.seed if params.seed is not None else mix(self.config.seed, self._arrivals)
-        self._arrivals += 1
-        request = LiveRequest(request_id, tokens, params, cache_salt, time.monotonic())
-        for index in range(params.n):
-            sequence = Sequence(self._next_uid, tokens, limit, cache_salt, priority)
-            self._next_uid += 1
-            item = LiveSample(request, index, sequence, self.tokenizer, mix(seed, index) if index else seed)
-            request.samples.append(item)
-            self._samples[sequence.uid] = item
-            self._scheduler.add(sequence)
-            self._unique_tokens += self._optimal.prompt(tokens, cache_salt)
-            self._prompt_tokens += len(tokens)
-        self._requests[request_id] = request
-        self._request_count += 1
-        return request_id
+    def _add(self, ready: Ready, request_id: str, priority: int, cache_salt: str) -> str:
+        tokens, params = ready.tokens, ready.params
+        with self._alone:
+            if not isinstance(request_id, str) or request_id in self._requests:
+                raise InvalidRequest("request_id", f"={request_id!r}: must be a string that no running request has")
+            if isinstance(priority, bool) or not isinstance(priority, int):
+                raise InvalidRequest("priority", f"={priority!r}: must be an integer")
+            if not isinstance(cache_salt, str):
+                raise InvalidRequest("cache_salt", f"={cache_salt!r}: must be a string")
+            if self._scheduler.waiting_count + params.n > self.config.max_waiting_requests:
+                raise InvalidRequest("max_waiting_requests", f"={self.config.max_waiting_requests}: the queue is full")
+            limit = len(tokens) + params.max_tokens if params.max_tokens is not None else self._info.context_length
+            seed = params.seed if params.seed is not None else mix(self.config.seed, self._arrivals)
+            self._arrivals += 1
+            request = LiveRequest(request_id, tokens, params, cache_salt, time.monotonic())
+            self._requests[request_id] = request
+            self._request_count += 1
+            for index in range(params.n):
+                sequence = Sequence(self._next_uid, tokens, limit, cache_salt, priority)
+                self._next_uid += 1
+                item = LiveSample(request, index, sequence, self.tokenizer, mix(seed, index) if index else seed)
+                request.samples.append(item)
+                self._samples[sequence.uid] = item
+                self._scheduler.add(sequence)
+            return request_id
 
     def _forget(self, ids: list[str]) -> None:
         """Abort requests whose output nobody will read."""
         gone = set(ids)
         for request_id in gone:
             self.abort(request_id)
-        self._mailbox = deque(delta for delta in self._mailbox if delta.request_id not in gone)
+        with self._alone:
+            self._mailbox = deque(delta for delta in self._mailbox if delta.request_id not in gone)
 
     def _step_for(self, ids: set[str]) -> list[OutputDelta]:
         """One step; keeps the deltas of other requests for whoever calls ``step`` next."""
         deltas = self.step()
         self._mailbox.extend(delta for delta in deltas if delta.request_id not in ids)
-        return [delta for delta in deltas if delta.request_id in ids]
+        ours = [delta for delta in deltas if delta.request_id in ids]
+        if not ours and self._requests.keys().isdisjoint(ids):
+            raise RadixrtError("the end of this request was taken by another call of step()")
+        return ours
 
     # ---- inside: one step
 
-    def _run(self, batch: Batch) -> list[OutputDelta]:
+    def _run(self, batch: Batch) -> None:
+        """Compute and sample ``batch``; what came of it goes to the mailbox."""
         try:
             if batch.forward is not None:
                 f = batch.forward
                 self._runner.forward(f.token_ids, f.positions, f.write_slots, f.q_lens, f.kv_lens, f.kv_slots)
             items = [self._samples[sequence.uid] for sequence in batch.sampled]
             results = self._sample(batch, items)
-        except Exception as error:
+        except BaseException as error:
+            for sequence in self._scheduler.fail(batch):
+                self._fail(sequence, error)
+            if not isinstance(error, Exception):
+                raise
             log.exception("a step of %d sequences failed", len(batch.sequences))
-            return [self._fail(sequence, error) for sequence in self._scheduler.fail(batch)]
+            return
         self._scheduler.commit(batch)
         now = time.monotonic()
-        deltas = []
         for item, result in zip(items, results, strict=True):
             try:
-                deltas.append(self._accept(item, result, now))
+                self._accept(item, result, now)
             except Exception as error:
                 log.exception("request %s failed", item.request.request_id)
-                deltas.append(self._fail(item.sequence, error))
-        return deltas
+                self._fail(item.sequence, error)
 
     def _sample(self, batch: Batch, items: list[LiveSample]) -> list[Sampled]:
         if not items:
@@ -384,42 +419,53 @@ class Engine:
             found.extend(position_logprobs(logits, tokens[at : at + len(logits)], [top] * len(logits)))
         return tuple(found)
 
-    def _accept(self, item: LiveSample, result: Sampled, now: float) -> OutputDelta:
+    def _accept(self, item: LiveSample, result: Sampled, now: float) -> None:
         """Add one sampled token to its sample, and end it where it ends."""
         request, sequence = item.request, item.sequence
         request.begun(sequence, now)
+        self._book(sequence)
         if result.error is not None:
-            return self._fail(sequence, RuntimeError(result.error))
-        if sequence.remaining == 0:  # max_tokens = 0: only the prompt was wanted
-            self._finish(item, FinishReason.LENGTH)
-            return item.delta()
-        sequence.append(result.token)
-        self._generated_tokens += 1
-        reason = item.push(result)
-        if reason is None and sequence.remaining == 0:
-            reason = FinishReason.LENGTH
+            self._fail(sequence, RuntimeError(result.error))
+            return
+        reason: FinishReason | None = FinishReason.LENGTH
+        if sequence.remaining:  # none: max_tokens = 0, only the prompt was wanted
+            sequence.append(result.token)
+            self._generated_tokens += 1
+            reason = item.push(result)
+            if reason is None and sequence.remaining == 0:
+                reason = FinishReason.LENGTH
         if reason is not None:
             self._finish(item, reason)
-        return item.delta()
+        self._mailbox.append(item.delta())
 
     def _finish(self, item: LiveSample, reason: FinishReason) -> None:
         """End a sample; when it is the last of its request, make the request's output."""
+        item.finish(reason)
         sequence = item.sequence
+        self._book(sequence)
         computed = sequence.computed if sequence.phase is Phase.RUNNING else sequence.high_water
         self._optimal.output(sequence.tokens[: min(computed, sequence.size)], sequence.namespace)
         self._scheduler.finish(sequence)
         del self._samples[sequence.uid]
-        item.finish(reason)
         request = item.request
         if all(other.finish_reason is not None for other in request.samples):
             request.complete(time.monotonic())
             del self._requests[request.request_id]
 
-    def _fail(self, sequence: Sequence, error: Exception) -> OutputDelta:
+    def _book(self, sequence: Sequence) -> None:
+        """Count a prompt once: when it has been computed, or as far as it was when its sequence ended."""
+        if not sequence.booked:
+            sequence.booked = True
+            reached = min(sequence.high_water, sequence.prompt_len)
+            self._prompt_tokens += reached
+            self._computed_tokens += sequence.computed_prompt
+            self._unique_tokens += self._optimal.prompt(sequence.tokens[:reached], sequence.namespace)
+
+    def _fail(self, sequence: Sequence, error: BaseException) -> None:
         item = self._samples[sequence.uid]
         item.request.error = f"{type(error).__name__}: {error}"
         self._finish(item, FinishReason.ERROR)
-        return item.delta()
+        self._mailbox.append(item.delta())
 
 
 def _params_for(items: Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None) -> list[SamplingParams]:

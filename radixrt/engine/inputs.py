@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from radixrt.cache.page_pool import IntArray
+from radixrt.checks import items, length
 from radixrt.config import EngineConfig
-from radixrt.errors import InvalidRequest
+from radixrt.errors import InvalidRequest, shown
+from radixrt.model.chat_template import MAX_SOURCE, ChatTemplate
 from radixrt.model.tokenizer import Tokenizer
 from radixrt.request import SamplingParams
 
@@ -21,34 +24,47 @@ _CHARS_PER_TOKEN = 256  # no text of a context's length is longer than this a to
 
 
 def read_template(path: str | None) -> str | None:
-    """The chat template in ``path``, as text; ``None`` where none is given."""
+    """The chat template in ``path``, as text; ``None`` where none is given.
+
+    Raises:
+        InvalidRequest: there is no such file, or no text in it.
+        ModelError: what is in it is no template.
+    """
     if path is None:
         return None
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("chat_template", f"={path!r}: {error}") from error
+        with Path(path).open("rb") as file:
+            data = file.read(4 * MAX_SOURCE + 1)  # no more, whatever the file is
+        source = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidRequest("chat_template", f"={shown(path)}: is not UTF-8") from None
+    except (OSError, ValueError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidRequest("chat_template", f"={shown(path)}: cannot be read ({reason})") from None
+    ChatTemplate(source, name=f"chat_template={shown(path)}")
+    return source
 
 
 def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A single prompt (text, ids or messages) as a list of one; a list of prompts as it is."""
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, (Sequence, np.ndarray)):
+    if not _is_list(prompts):
         raise InvalidRequest(
             "prompts", f"must be text, token ids, chat messages or a list of these, not {type(prompts).__name__}"
         )
-    if len(prompts) and (isinstance(prompts[0], (Mapping, int, np.integer))):
+    if length("prompts", prompts) and isinstance(_first("prompts", prompts), (Mapping, Real)):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    return list(prompts) if isinstance(prompts, np.ndarray) else list(items("prompts", prompts))
 
 
 def to_tokens(prompt: Prompt, tokenizer: Tokenizer, context: int) -> IntArray:
-    """Token ids of one prompt, int32.
+    """Token ids of one prompt, int32; a copy.
 
     Raises:
         InvalidRequest: empty, of another type, or far too long to be worth tokenizing.
     """
+    ids: Sequence[int]
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequest("prompt", "is empty")
@@ -56,25 +72,39 @@ def to_tokens(prompt: Prompt, tokenizer: Tokenizer, context: int) -> IntArray:
             raise InvalidRequest(
                 "prompt", f"has {len(prompt)} characters; context_length={context} tokens cannot hold it"
             )
-        ids: Sequence[int] = tokenizer.encode(prompt)
-    elif isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, (Sequence, np.ndarray)):
+        ids = tokenizer.encode(prompt)
+    elif not _is_list(prompt):
         raise InvalidRequest("prompt", f"must be text, token ids or chat messages, not {type(prompt).__name__}")
-    elif len(prompt) and isinstance(prompt[0], Mapping):
-        ids = tokenizer.encode_chat(list(prompt))  # type: ignore[arg-type]
+    elif length("prompt", prompt) and isinstance(_first("prompt", prompt), Mapping):
+        ids = tokenizer.encode_chat(items("prompt", prompt))
     else:
-        ids = prompt  # type: ignore[assignment]
-        if len(ids) > context:
-            raise InvalidRequest(
-                "prompt", f"has {len(ids)} tokens; context_length={context} must hold it and its output"
-            )
+        size = length("prompt", prompt)
+        if size > context:
+            raise InvalidRequest("prompt", f"has {size} tokens; context_length={context} must hold it and its output")
+        ids = items("prompt", prompt)
         for at, token in enumerate(ids):
-            if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
-                raise InvalidRequest(f"prompt[{at}]", f"={token!r}: must be a token id")
-            if not 0 <= token < 2**31:
-                raise InvalidRequest(f"prompt[{at}]", f"={token}: is not in the vocabulary")
+            if isinstance(token, bool) or not isinstance(token, Integral):
+                raise InvalidRequest(f"prompt[{at}]", f"={shown(token)}: must be a token id")
+            if not 0 <= int(token) < 2**31:
+                raise InvalidRequest(f"prompt[{at}]", f"={shown(token)}: is not in the vocabulary")
     if len(ids) == 0:
         raise InvalidRequest("prompt", "is empty")
-    return np.asarray(ids, dtype=np.int32)
+    return np.array(ids, dtype=np.int32)  # never what the caller holds: it may change while the request runs
+
+
+def _is_list(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+
+
+def _first(field: str, values: Any) -> Any:
+    try:
+        return values[0]
+    except Exception as error:
+        raise InvalidRequest(
+            field, f": cannot be read as a list ({type(error).__name__}: {shown(str(error))})"
+        ) from None
 
 
 def check_ids(field: str, ids: IntArray, vocab: int) -> None:

@@ -108,9 +108,9 @@ class LiveSample:
         return FinishReason.STOP
 
     def finish(self, reason: FinishReason) -> None:
-        """The sample ends; text that was held back is shown unless a stop string ended it."""
+        """The sample ends; text that was held back is shown unless a stop string or an error ended it."""
         self.finish_reason = reason
-        if not isinstance(self.stop_reason, str):
+        if reason is not FinishReason.ERROR and not isinstance(self.stop_reason, str):
             tail, stop = self._stops.push(self._detokenizer.flush())
             self._new_text += tail
             if stop is None:

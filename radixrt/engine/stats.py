@@ -17,7 +17,8 @@ class EngineStats:
     """Totals since the engine started or ``reset_stats``; counts are tokens unless the name says otherwise.
 
     Fields:
-        hit_rate: share of prompt tokens that were not computed, of prompts whose computation has begun.
+        prompt_tokens: of prompts that have been computed, or as far as they were when their request ended; counted once a sample.
+        hit_rate: share of them that was not computed but found in the cache.
         optimal_hit_rate: ``1 - unique radix edges / prompt tokens``: what a cache that forgets nothing would reach.
         pool_used: held by running sequences or cached; ``pool_evictable`` of them can be evicted at once.
     """

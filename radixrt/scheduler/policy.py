@@ -21,27 +21,34 @@ def order(
 ) -> list[Sequence]:
     """The waiting sequences (given in order of arrival) in order of admission; at most ``WINDOW`` but for ``priority``."""
     if policy == "priority":
-        return sorted(waiting, key=lambda s: (step - s.enqueued_step < max_wait_steps, s.priority, s.uid))
+        return sorted(
+            waiting, key=lambda s: (1, s.priority, s.uid) if step - s.enqueued_step < max_wait_steps else (0, 0, s.uid)
+        )
     window = list(islice(waiting, WINDOW))
     if tree is None or policy == "fcfs" or len(window) == 1:
         return window
     aged = [s for s in window if step - s.enqueued_step >= max_wait_steps]
     young = [s for s in window if step - s.enqueued_step < max_wait_steps]
     if policy == "lpm":
-        matched = {s.uid: tree.peek(s.tokens[: s.size], s.namespace)[0] for s in young}
-        return aged + sorted(young, key=lambda s: (-matched[s.uid], s.uid))
+        for sequence in young:
+            if sequence.matched_version != tree.version:
+                sequence.matched = tree.peek(sequence.tokens[: sequence.size], sequence.namespace)[0]
+                sequence.matched_version = tree.version
+        return aged + sorted(young, key=lambda s: (-s.matched, s.uid))
     return aged + _dfs_weight(young, tree)
 
 
 def _dfs_weight(waiting: list[Sequence], tree: RadixTree) -> list[Sequence]:
     at: dict[Node | None, list[Sequence]] = {}
     weight: dict[Node, int] = {}
+    first: dict[Node, int] = {}  # the earliest arrival at or below
     below: dict[Node | None, set[Node]] = {}
-    for sequence in waiting:
+    for sequence in waiting:  # in order of arrival
         node = tree.peek(sequence.tokens[: sequence.size], sequence.namespace)[1]
         at.setdefault(node, []).append(sequence)
         while node is not None:
             weight[node] = weight.get(node, 0) + 1
+            first.setdefault(node, sequence.uid)
             below.setdefault(node.parent, set()).add(node)
             node = node.parent
     ordered: list[Sequence] = []
@@ -50,18 +57,5 @@ def _dfs_weight(waiting: list[Sequence], tree: RadixTree) -> list[Sequence]:
         node = stack.pop()
         ordered.extend(at.get(node, ()))
         # the heaviest child is popped first; among equals the one whose first request came first
-        children = sorted(below.get(node, ()), key=lambda n: (weight[n], -_first(n, at, below)))
-        stack.extend(children)
+        stack.extend(sorted(below.get(node, ()), key=lambda n: (weight[n], -first[n])))
     return ordered
-
-
-def _first(node: Node, at: dict[Node | None, list[Sequence]], below: dict[Node | None, set[Node]]) -> int:
-    """The earliest arrival at or below ``node``."""
-    earliest = 2**62
-    stack: list[Node] = [node]
-    while stack:
-        current = stack.pop()
-        if current in at:
-            earliest = min(earliest, at[current][0].uid)
-        stack.extend(below.get(current, ()))
-    return earliest

@@ -41,7 +41,7 @@ class Scheduler:
     Args:
         pool: the pages.
         tree: the cached prefixes; ``None`` keeps nothing after a sequence ends.
-        chunk: most tokens of one step.
+        chunk: tokens of one step: every running decode, then prefill in what is left, at least 1.
         max_running: most sequences running at once.
         schedule_policy: see ``policy.order``.
         max_wait_steps: a sequence that waited this long goes first.
@@ -60,12 +60,12 @@ class Scheduler:
         self.pool = pool
         self.tree = tree
         self.chunk = chunk
-        self.max_running = min(max_running, chunk)  # every running sequence can decode in one step
+        self.max_running = max_running
         self.policy = schedule_policy
         self.max_wait_steps = max_wait_steps
         self.waiting: OrderedDict[int, Sequence] = OrderedDict()  # by uid, in order of arrival
         self.preempted: list[Sequence] = []  # waiting again, in order of arrival
-        self.suspects: list[Sequence] = []  # waiting to run alone, see ``fail``
+        self.suspects: list[Sequence] = []  # to run alone, one after the other, see ``fail``; the first may be running
         self.running: dict[int, Sequence] = {}
         self.counters = SchedulerCounters()
         self.step = 0
@@ -85,11 +85,10 @@ class Scheduler:
         if sequence.phase is Phase.RUNNING:
             self._release(sequence)
             del self.running[sequence.uid]
-        elif sequence.phase is Phase.WAITING:
-            self.waiting.pop(sequence.uid, None)
-            for queue in (self.preempted, self.suspects):
-                if sequence in queue:
-                    queue.remove(sequence)
+        self.waiting.pop(sequence.uid, None)
+        for queue in (self.preempted, self.suspects):
+            if sequence in queue:
+                queue.remove(sequence)
         sequence.phase = Phase.FINISHED
         self._blocked_until = 0
 
@@ -99,7 +98,7 @@ class Scheduler:
 
     @property
     def waiting_count(self) -> int:
-        return len(self.waiting) + len(self.preempted) + len(self.suspects)
+        return len(self.waiting) + len(self.preempted) + sum(s.phase is Phase.WAITING for s in self.suspects)
 
     # ---- one step: schedule, then commit or fail
 
@@ -118,7 +117,7 @@ class Scheduler:
         if self.suspects:
             self._schedule_suspect(plan)
         else:
-            budget = self.chunk - self._schedule_decodes(plan)
+            budget = max(1, self.chunk - self._schedule_decodes(plan))
             budget -= self._schedule_prefills(plan, budget)
             if budget > 0 or (self.tree is not None and self.waiting_count):
                 self._admit(plan, budget)
@@ -131,7 +130,8 @@ class Scheduler:
         for sequence, end in zip(batch.sequences, batch.ends, strict=True):
             self._count(sequence, end)
             sequence.computed = end
-            sequence.suspect = False
+            if self.suspects and self.suspects[0] is sequence and end >= sequence.suspect_until:
+                self.suspects.pop(0)
         self.counters.forward_tokens += batch.tokens
         self._new_token_ratio = max(0.1, self._new_token_ratio - 0.001)
 
@@ -139,25 +139,28 @@ class Scheduler:
         """The forward of ``batch`` raised: nothing of it counts, and what it put into the tree leaves again.
 
         A sequence that was alone in its batch is to blame and is returned, ended; the others wait again,
-        each to run alone until a step with it succeeds. Every running sequence gives up what it holds, because
+        each to run alone until it has passed what it was to compute in this step. Every running sequence gives up what it holds, because
         one that is not in the batch may have matched what the batch should have computed.
         """
-        in_batch = set(batch.sequences)
+        ends = dict(zip(batch.sequences, batch.ends, strict=True))
+        self._blocked_until = 0
         for sequence in self.running.values():
             self._release(sequence)
             sequence.phase = Phase.WAITING
-            if len(in_batch) > 1 or sequence not in in_batch:
-                sequence.suspect = sequence.suspect or sequence in in_batch
-                queue = self.suspects if sequence in in_batch else self.preempted
-                insort(queue, sequence, key=lambda s: s.uid)
+            sequence.suspect_until = max(sequence.suspect_until, ends.get(sequence, 0))
+            if sequence in ends and len(ends) > 1:
+                insort(self.suspects, sequence, key=lambda s: s.uid)
+            elif sequence not in ends and sequence not in self.suspects:
+                insort(self.preempted, sequence, key=lambda s: s.uid)
         self.running.clear()
         if self.tree is not None:
             for slots in self.tree.drop_fresh():
                 self.pool.free(slots)
-        if len(in_batch) > 1:
+        if len(ends) > 1:
             return []
-        batch.sequences[0].phase = Phase.FINISHED
-        return list(batch.sequences)
+        blamed = batch.sequences[0]
+        self.finish(blamed)
+        return [blamed]
 
     # ---- decodes
 
@@ -214,35 +217,36 @@ class Scheduler:
                 raise RuntimeError("pages counted as available could not be freed")
             sequence.put_slots(sequence.owned, self.pool.alloc(pages))
             sequence.owned += pages * self.pool.page_size
-        self._grow_tree(sequence, end)
+        self._grow_tree(sequence, end, fresh=True)
         plan[sequence.uid] = (sequence, end)
         return count
 
     def _rematch(self, sequence: Sequence) -> None:
         """Take from the tree what others computed of this sequence's tokens since it last looked.
 
-        before  |-- in_tree --|-- own: a part of a page --|
-        after   |-- in_tree ------------------------------ match --|     (own pages freed)
+        before  |-- in_tree --|------ own ------|
+        after   |-- in_tree -------- match --|--|     (own pages that the tree has too are freed)
         """
         if self.tree is None or sequence.node is None or sequence.computed >= sequence.size:
             return
         match = self.tree.match_from(sequence.node, sequence.tokens[sequence.in_tree : sequence.size])
         sequence.node = match.node
         if match.length:
-            self.pool.free(sequence.slots[sequence.in_tree : sequence.owned])
+            end = sequence.in_tree + match.length
+            self.pool.free(sequence.slots[sequence.in_tree : min(end, sequence.owned)])
             sequence.put_slots(sequence.in_tree, match.slots)
-            sequence.in_tree = sequence.owned = sequence.in_tree + match.length
-            sequence.computed = max(sequence.computed, sequence.in_tree)
-            sequence.high_water = max(sequence.high_water, sequence.computed)
+            sequence.in_tree = end
+            sequence.owned = max(sequence.owned, end)
+            sequence.computed = max(sequence.computed, end)
 
-    def _grow_tree(self, sequence: Sequence, end: int) -> None:
-        """Put the whole pages of ``tokens[in_tree:end]`` into the tree."""
+    def _grow_tree(self, sequence: Sequence, end: int, *, fresh: bool) -> None:
+        """Put the whole pages of ``tokens[in_tree:end]`` into the tree; ``fresh``: this step computes them."""
         if self.tree is None or sequence.node is None:
             return
         whole = end // self.pool.page_size * self.pool.page_size
         if whole > sequence.in_tree:
             part = slice(sequence.in_tree, whole)
-            match = self.tree.extend(sequence.node, sequence.tokens[part], sequence.slots[part])
+            match = self.tree.extend(sequence.node, sequence.tokens[part], sequence.slots[part], fresh=fresh)
             sequence.node = match.node
             if match.length:  # computed by someone else meanwhile: theirs stays, ours is freed
                 self.pool.free(sequence.slots[sequence.in_tree : sequence.in_tree + match.length])
@@ -266,11 +270,9 @@ class Scheduler:
         for sequence in candidates:
             if len(self.running) >= self.max_running:
                 return
+            if budget <= 0 and not self._cached_whole(sequence):
+                continue  # a later one may be, and then it needs no budget
             self._start(sequence)
-            left = sequence.size - sequence.computed
-            if left and budget <= 0:
-                self._stop(sequence)
-                continue  # a later one may be cached whole and need no budget
             # pages: a last one may be filled in part
             need = self._reserve(sequence) + self.pool.page_size - 1
             if len(self.running) > 1 and need + reserved > self._available():
@@ -284,6 +286,11 @@ class Scheduler:
             budget -= used
             reserved += self._reserve(sequence) - used
             self._dequeue(sequence)
+
+    def _cached_whole(self, sequence: Sequence) -> bool:
+        if self.tree is None or sequence.size % self.pool.page_size:
+            return False
+        return self.tree.peek(sequence.tokens[: sequence.size], sequence.namespace)[0] == sequence.size
 
     def _start(self, sequence: Sequence) -> None:
         """Lock the cached prefix of a waiting sequence; it now runs."""
@@ -313,9 +320,10 @@ class Scheduler:
         return sequence.size - sequence.computed + int(output * self._new_token_ratio)
 
     def _schedule_suspect(self, plan: dict[int, tuple[Sequence, int]]) -> None:
+        """A step of the first suspect alone."""
         sequence = self.suspects[0]
-        self._start(sequence)
-        self.suspects.pop(0)
+        if sequence.phase is Phase.WAITING:
+            self._start(sequence)
         while True:
             self._prefill(plan, sequence, self.chunk)
             if plan:
@@ -377,7 +385,7 @@ class Scheduler:
         """
         if self.tree is not None and sequence.node is not None:
             if sequence.computed > sequence.in_tree:
-                self._grow_tree(sequence, sequence.computed)
+                self._grow_tree(sequence, sequence.computed, fresh=False)
             self.tree.unlock(sequence.node)
         self.pool.free(sequence.slots[sequence.in_tree : sequence.owned])
         sequence.node = None
@@ -427,7 +435,9 @@ class Scheduler:
             assert sequence.in_tree <= sequence.computed <= sequence.owned, "token ranges are out of order"
             assert sequence.owned % self.pool.page_size == 0 == sequence.in_tree % self.pool.page_size
             owned.append(sequence.slots[sequence.in_tree : sequence.owned])
-        for sequence in (*self.waiting.values(), *self.preempted, *self.suspects):
+        for sequence in self.suspects[:1]:
+            assert sequence.phase is not Phase.RUNNING or sequence.uid in self.running
+        for sequence in (*self.waiting.values(), *self.preempted, *self.suspects[1:]):
             assert sequence.phase is Phase.WAITING and sequence.node is None and sequence.owned == 0
         if self.tree is not None:
             self.tree.check_integrity()

@@ -40,12 +40,15 @@ class Sequence:
 
     __slots__ = (
         "admitted_at",
+        "booked",
         "computed",
         "computed_prompt",
         "enqueued_step",
         "high_water",
         "in_tree",
         "limit",
+        "matched",
+        "matched_version",
         "namespace",
         "node",
         "owned",
@@ -56,7 +59,7 @@ class Sequence:
         "recomputed",
         "size",
         "slots",
-        "suspect",
+        "suspect_until",
         "tokens",
         "uid",
     )
@@ -73,7 +76,9 @@ class Sequence:
         self.node: Node | None = None
         self.in_tree = self.computed = self.owned = 0
         self.phase = Phase.WAITING
-        self.suspect = False  # was in a step that failed: runs alone until a step with it succeeds
+        self.booked = False  # its prompt is in the engine's figures
+        self.suspect_until = 0  # was to be computed this far in a step that failed: runs alone until it is
+        self.matched, self.matched_version = 0, -1  # cached prefix at that version of the tree, for the policy
         self.enqueued_step = 0
         self.admitted_at: float | None = None  # first admission, monotonic seconds
         self.high_water = 0  # most tokens ever computed or found in the cache
@@ -109,6 +114,6 @@ class Sequence:
         end = at + len(slots)
         if end > len(self.slots):
             grown = np.empty(max(end, min(2 * end, self.limit + len(slots))), dtype=np.int32)
-            grown[:at] = self.slots[:at]
+            grown[: len(self.slots)] = self.slots
             self.slots = grown
         self.slots[at:end] = slots

@@ -149,9 +149,9 @@ def test_drop_fresh_removes_what_this_step_added_and_no_more() -> None:
     tree.insert(array([1, 2, 3, 4]), array([0, 1, 2, 3]))
     tree.begin_step()
     first = tree.match(array([1, 2, 9, 9, 8]))
-    first = tree.extend(first.node, array([9, 9, 8]), array([4, 5, 6]))
+    first = tree.extend(first.node, array([9, 9, 8]), array([4, 5, 6]), fresh=True)
     second = tree.match(array([1, 2, 9, 9, 7]))  # splits a fresh node
-    second = tree.extend(second.node, array([7]), array([7]))
+    second = tree.extend(second.node, array([7]), array([7]))  # computed before, but below what was not
     tree.unlock(first.node)
     tree.unlock(second.node)
     assert sorted(s for slots in tree.drop_fresh() for s in slots.tolist()) == [4, 5, 6, 7]

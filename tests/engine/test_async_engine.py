@@ -63,6 +63,7 @@ def test_a_consumer_that_goes_away_frees_everything(make_engine) -> None:
         answer = (await engine.generate(IDS[:9], PARAMS))[0]
         stats = await engine.stats()
         await engine.call(lambda e: e.check_integrity())
+        assert not engine._listeners
         return answer.finish_reason, stats.running, stats.waiting
 
     assert run(make_engine, body) == (FinishReason.LENGTH, 0, 0)
@@ -132,3 +133,95 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_start() -> None:
             await AsyncEngine("/no/such/model").start()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyboardInterrupt, asyncio.CancelledError, ValueError])
+def test_a_call_that_raises_anything_is_answered(error: type[BaseException], make_engine) -> None:
+    def failing(_):
+        raise error("no")
+
+    async def body(engine: AsyncEngine):
+        with pytest.raises((RuntimeError, ValueError), match="no"):
+            await engine.call(failing)
+        return len((await engine.generate(IDS[:5], PARAMS))[0].token_ids)
+
+    assert run(make_engine, body) == 12
+
+
+def test_an_engine_closed_under_the_front_tells_everyone(make_engine) -> None:
+    async def body(engine: AsyncEngine):
+        waiting = asyncio.ensure_future(engine.generate(IDS[:9], SamplingParams(max_tokens=450, ignore_eos=True)))
+        while not (await engine.stats()).running:
+            pass
+        await engine.call(lambda e: e.close())
+        with pytest.raises(EngineClosed):
+            await waiting
+
+    engine = make_engine
+    made = []
+
+    def keep(**settings):
+        made.append(engine(**settings))
+        made[-1].check_integrity = lambda: None
+        return made[-1]
+
+    run(keep, body)
+
+
+def test_settings_beside_a_made_engine_are_refused(make_engine) -> None:
+    with pytest.raises(InvalidRequest, match="engine: is made already"):
+        AsyncEngine(engine=make_engine(), max_running_requests=1)
+    with pytest.raises(InvalidRequest, match="must be an Engine, not str"):
+        AsyncEngine(engine="x")  # type: ignore[arg-type]
+
+
+def test_starting_twice_loads_once_and_a_failure_stays_one(make_engine) -> None:
+    from radixrt import ModelError
+
+    async def main():
+        front = AsyncEngine(engine=make_engine())
+        await asyncio.gather(front.start(), front.start())
+        assert len((await front.generate(IDS[:5], PARAMS))[0].token_ids) == 12
+        await front.close()
+        broken = AsyncEngine("/no/such/model")
+        for _ in range(2):
+            with pytest.raises(ModelError):
+                await broken.start()
+        await broken.close()
+
+    asyncio.run(main())
+
+
+def test_a_closed_event_loop_ends_its_requests(make_engine) -> None:
+    engine = make_engine()
+    front = AsyncEngine(engine=engine)
+
+    async def begin():
+        await front.start()
+        stream = front.stream(IDS[:9], SamplingParams(max_tokens=450, ignore_eos=True))
+        await anext(stream)
+        keep.append(stream)
+
+    keep: list = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+
+    async def later():
+        while (await front.stats()).running:
+            pass
+        return await front.stats()
+
+    stats = asyncio.run(later())
+    assert stats.generated_tokens < 450
+    asyncio.run(front.close())
+
+
+def test_more_prompts_than_the_queue_holds_and_errors_name_their_prompt(make_engine) -> None:
+    async def body(engine: AsyncEngine):
+        outputs = await engine.generate([IDS[i : i + 5] for i in range(30)], PARAMS)
+        with pytest.raises(InvalidRequest, match=r"prompts\[1\]: prompt: is empty"):
+            await engine.generate(["a", ""], PARAMS)
+        return len(outputs)
+
+    assert run(make_engine, body, max_waiting_requests=4) == 30

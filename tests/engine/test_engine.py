@@ -388,3 +388,190 @@ def test_more_prompts_than_the_queue_holds_are_fed_in(make_engine) -> None:
 def test_settings_that_cannot_be(settings: dict, message: str, make_engine) -> None:
     with pytest.raises(InvalidRequest, match=message):
         make_engine(**settings)
+
+
+def test_figures_count_what_was_done_and_no_more(make_engine) -> None:
+    engine = make_engine(chunked_prefill_size=16)
+    ids = [engine.add(IDS[i : i + 30], greedy(3)) for i in range(5)]
+    assert engine.stats().hit_rate == engine.stats().prompt_tokens == 0
+    for request_id in ids:
+        engine.abort(request_id)
+    outputs = [d.output for d in engine.step() if d.output]
+    assert [(o.cached_tokens, o.computed_tokens) for o in outputs] == [(0, 0)] * 5
+    assert engine.stats().prompt_tokens == 0
+    late = engine.add(IDS[:100], greedy(3))
+    engine.step()
+    engine.reset_stats()
+    while engine.has_work:
+        for delta in engine.step():
+            if delta.output:
+                assert (delta.output.cached_tokens, delta.output.computed_tokens) == (0, 100)
+    stats = engine.stats()
+    assert (stats.prompt_tokens, stats.computed_tokens, stats.hit_rate, stats.optimal_hit_rate) == (100, 100, 0, 0)
+    assert late and stats.requests == 0
+
+
+def test_times_add_up_in_order(make_engine, monkeypatch) -> None:
+    from radixrt.engine import core
+    from radixrt.scheduler import scheduler
+
+    clock = iter(range(10**6))
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return float(next(clock))
+
+    monkeypatch.setattr(core, "time", Clock)
+    monkeypatch.setattr(scheduler, "time", Clock)
+    engine = make_engine(max_running_requests=1)
+    first, second = engine.generate([IDS[:20], IDS[50:70]], greedy(5))
+    assert first.queue_time < second.queue_time and second.queue_time > first.prefill_time + first.decode_time
+    assert min(first.prefill_time, first.decode_time, second.prefill_time, second.decode_time) > 0
+
+
+def test_a_stream_whose_end_someone_else_took_says_so(make_engine) -> None:
+    from radixrt import RadixrtError
+
+    engine = make_engine()
+    stream = engine.stream(IDS[:9], greedy(3))
+    next(stream)
+    while engine.has_work:
+        engine.step()
+    with pytest.raises(RadixrtError, match="taken by another call of step"):
+        list(stream)
+
+
+def test_an_error_while_ending_ends_that_request_alone(make_engine, monkeypatch) -> None:
+    from radixrt.engine.live import LiveSample
+
+    engine = make_engine()
+    finish = LiveSample.finish
+
+    def failing(self, reason):
+        if len(self.sequence.tokens) and int(self.sequence.tokens[0]) == IDS[0] and reason is FinishReason.LENGTH:
+            raise ValueError("cannot end")
+        finish(self, reason)
+
+    monkeypatch.setattr(LiveSample, "finish", failing)
+    bad, good = engine.generate([IDS[:9], IDS[1:10]], greedy(3))
+    assert bad.finish_reason is FinishReason.ERROR and "cannot end" in (bad.error or "")
+    assert good.finish_reason is FinishReason.LENGTH
+
+
+def test_stop_strings_wait_for_min_tokens(make_engine) -> None:
+    engine = make_engine()
+    always = {engine.tokenizer.encode("a")[0]: 100.0}
+    plain = engine.generate(IDS[:20], greedy(30, logit_bias=always))[0]
+    assert plain.text == "a" * 30
+    output = engine.generate(IDS[:20], greedy(30, logit_bias=always, stop=["aa"], min_tokens=7))[0]
+    assert 7 <= len(output.token_ids) <= 9 and output.stop_reason == "aa"
+
+
+def test_the_optimum_is_counted_over_a_bounded_history(monkeypatch) -> None:
+    import numpy as np
+
+    from radixrt.engine import stats
+
+    monkeypatch.setattr(stats, "_MOST_TOKENS", 50)
+    optimal = stats.OptimalCache()
+    for start in range(0, 1000, 20):
+        assert optimal.prompt(np.arange(start, start + 20, dtype=np.int32), "") == 20
+        assert optimal._tree.evictable_tokens <= 50
+    assert optimal.prompt(np.arange(980, 1000, dtype=np.int32), "") == 0
+
+
+# ---- interrupts
+
+
+def test_an_interrupt_anywhere_in_a_step_leaves_the_engine_whole(make_engine, monkeypatch) -> None:
+    """Ctrl-C arrives while the k-th function of the engine is entered; afterwards everything is as if it had come later."""
+    import signal
+    import sys
+
+    engine = make_engine(chunked_prefill_size=24, check_integrity=False)
+    prompts = [IDS[i : i + 40] for i in range(4)]
+    expected = [o.token_ids for o in engine.generate(prompts, greedy(6))]
+    for place in range(1, 4000, 61):
+        engine.flush_cache()
+        calls = 0
+
+        def trace(frame, event, arg, place=place):
+            nonlocal calls
+            if "radixrt" in frame.f_code.co_filename:
+                calls += 1
+                if calls == place:
+                    signal.raise_signal(signal.SIGINT)
+
+        sys.setprofile(trace)
+        try:
+            engine.generate(prompts, greedy(6))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        engine.check_integrity()
+        while engine.has_work:
+            engine.step()
+        assert [o.token_ids for o in engine.generate(prompts, greedy(6))] == expected, place
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_whatever_a_forward_raises_unwritten_kv_leaves_the_tree(
+    error: type[BaseException], make_engine, monkeypatch
+) -> None:
+    engine = make_engine()
+    expected = engine.generate(IDS[:40], greedy(5))[0].token_ids
+    engine.flush_cache()
+
+    def failing(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._runner, "forward", failing)
+        if issubclass(error, Exception):
+            assert engine.generate(IDS[:40], greedy(5))[0].finish_reason is FinishReason.ERROR
+        else:
+            with pytest.raises(error):
+                engine.generate(IDS[:40], greedy(5))
+    output = engine.generate(IDS[:40], greedy(5))[0]
+    assert output.cached_tokens == 0 and output.token_ids == expected
+
+
+def test_a_second_thread_is_refused(make_engine, monkeypatch) -> None:
+    import threading
+
+    from radixrt.engine.exclusive import EngineBusy
+
+    engine = make_engine()
+    forward, found = engine._runner.forward, []
+
+    def slow(*args):
+        def intrude():
+            for call in (lambda: engine.add("x", GREEDY), engine.step, lambda: engine.abort("x"), engine.close):
+                try:
+                    call()
+                except EngineBusy as error:
+                    found.append(error)
+
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        thread.join()
+        forward(*args)
+
+    monkeypatch.setattr(engine._runner, "forward", slow)
+    assert len(engine.generate(IDS[:9], greedy(2))[0].token_ids) == 2
+    assert len(found) == 8
+
+
+def test_a_prompt_is_copied(make_engine) -> None:
+    import numpy as np
+
+    engine = make_engine()
+    buffer = np.array(IDS[:20], dtype=np.int32)
+    engine.add(buffer, greedy(2))
+    buffer[:] = 9
+    deltas = []
+    while engine.has_work:
+        deltas += engine.step()
+    assert deltas[-1].output.prompt_token_ids == tuple(IDS[:20])

@@ -101,3 +101,15 @@ def test_computing_in_bfloat16(tiny, make_engine) -> None:
     expected = reference_logits(copy.deepcopy(tiny("qwen3")[1]).to(torch.bfloat16), LONG[:80]).float()
     assert engine.model_info.dtype == "bfloat16"
     assert (engine_logits(engine, LONG[:80]) - expected).abs().mean() < 0.2
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-window"])
+def test_masks_too_large_for_one_call_are_cut(name: str, tiny, make_engine, monkeypatch) -> None:
+    from radixrt.ops.torch import attention
+
+    monkeypatch.setattr(attention, "_MAX_SCORES", 700)
+    engine = make_engine(name)
+    others = [LONG, [*LONG[:40], *LONG[45:90]], LONG[100:103]]
+    engine.generate(others, PROMPT_ONLY)
+    for ids in others:
+        assert (engine_logits(engine, ids) - reference_logits(tiny(name)[1], ids)).abs().max() < 1e-4

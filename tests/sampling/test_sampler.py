@@ -89,6 +89,15 @@ def test_a_row_is_drawn_alike_alone_and_in_any_batch(seed: int, order: list[int]
     assert [s.token for s in together] == [alone[i] for i in order]
 
 
+@pytest.mark.parametrize("filters", [{"top_k": 900}, {"top_p": 0.95}, {"min_p": 0.5}], ids=str)
+def test_flat_distributions_are_not_cut_at_the_candidates(filters: dict) -> None:
+    params = SamplingParams(**filters)
+    logits = logits_of(8, scale=0.05)
+    kept = int((allowed(logits, params) > 0).sum())
+    chosen = {s.token for s in sample(logits.expand(6000, -1).clone(), [row(params, seed=i) for i in range(6000)])}
+    assert kept > 800 and len(chosen) > 0.95 * kept
+
+
 def test_greedy_is_argmax_and_temperature_near_zero_goes_there() -> None:
     logits = logits_of(3, 4)
     for temperature in (0.0, 1e-9, 1e-320):

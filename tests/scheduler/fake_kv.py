@@ -18,13 +18,14 @@ class FakeKV:
         self.next_token = next_token or (lambda prefix: (sum(prefix) * 7 + len(prefix)) % 5)
         self.outputs: dict[int, list[int]] = {}
 
-    def step(self, fail: bool = False) -> Batch | None:
-        """One step; ``fail`` makes its forward raise after half of the writes."""
+    def step(self, fail: bool = False, poison: int | None = None) -> Batch | None:
+        """One step; ``fail`` makes its forward raise after spoiling all it writes, and so does a token ``poison`` in it."""
         batch = self.scheduler.schedule()
         if batch is None:
             return None
         flat = batch.forward
         if flat is not None:
+            fail = fail or poison in flat.token_ids.tolist()
             at = 0
             work = [s for s, end in zip(batch.sequences, batch.ends, strict=True) if end > s.computed]
             for sequence, q_len, kv_len in zip(work, flat.q_lens, flat.kv_lens, strict=True):

@@ -225,3 +225,70 @@ def test_ten_thousand_random_aborts_leave_every_lock_at_zero() -> None:
     scheduler.check_integrity()
     assert scheduler.tree is not None and scheduler.tree.total_locks == 0 and scheduler.tree.protected_tokens == 0
     assert scheduler.pool.free_pages + scheduler.tree.evictable_tokens == 120
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("chunk", [4, 16])
+def test_a_sequence_that_always_fails_late_ends_alone_and_the_others_finish(cache: bool, chunk: int) -> None:
+    scheduler, kv = make(pages=400, chunk=chunk, cache=cache)
+    culprit = [*range(100, 140), 99, *range(50)]
+    prompts = {0: culprit, 1: [1, 2, 3], 2: [100, 101, 7], 3: [4] * 30}
+    for uid, prompt in prompts.items():
+        scheduler.add(sequence(uid, prompt, 8))
+    for _ in range(400):
+        if not scheduler.has_work:
+            break
+        batch = kv.step(poison=99)
+        assert batch is not None, "work is left but nothing was scheduled"
+        scheduler.check_integrity()
+    assert not scheduler.has_work
+    assert kv.outputs == {uid: kv.expected(prompts[uid], 8) for uid in (1, 2, 3)}
+
+
+def test_a_failed_step_keeps_the_kv_that_was_there_before() -> None:
+    scheduler, kv = make(pages=400, chunk=64)
+    for uid in range(3):
+        scheduler.add(sequence(uid, [uid] * 10, 30))
+    for _ in range(20):
+        kv.step()
+    kv.step(fail=True)
+    kv.run()
+    assert scheduler.counters.recomputed == 0
+    assert kv.outputs == {uid: kv.expected([uid] * 10, 30) for uid in range(3)}
+
+
+def test_nobody_starves_behind_higher_priorities() -> None:
+    scheduler, kv = make(pages=60, chunk=4, max_running=1, schedule_policy="priority", max_wait_steps=30)
+    low = sequence(0, [9, 9, 9], 1, priority=5)
+    scheduler.add(low)
+    for uid in range(1, 400):
+        scheduler.add(sequence(uid, [uid, 2], 1, priority=0))
+        scheduler.add(sequence(1000 + uid, [uid, 3], 1, priority=0))
+        kv.step()
+        if not low.remaining:
+            break
+    assert not low.remaining and uid < 60
+
+
+def test_a_prefill_under_way_takes_what_another_one_computes_meanwhile() -> None:
+    scheduler, kv = make(pages=200, chunk=8, max_running=4)
+    history = list(range(30))
+    scheduler.add(sequence(0, history, 20))
+    for _ in range(22):
+        kv.step()
+    first = [*history, *kv.expected(history, 20)]
+    scheduler.add(sequence(1, [*first[:49], 7, 7], 1))  # begins with what sequence 0 is still generating
+    kv.run()
+    assert kv.outputs[1] == kv.expected([*first[:49], 7, 7], 1)
+    assert scheduler.counters.computed_prompt < 30 + 51 - 30
+
+
+def test_a_step_with_no_budget_left_still_admits_what_is_cached_whole() -> None:
+    scheduler, kv = make(pages=400, chunk=8, max_running=8)
+    scheduler.add(sequence(0, [5, 6, 7], 0))
+    kv.run()
+    scheduler.add(sequence(1, list(range(20, 90)), 1))
+    kv.step()
+    scheduler.add(sequence(2, [5, 6, 7], 1))
+    batch = kv.step()
+    assert batch is not None and [s.uid for s in batch.sampled] == [2]

@@ -68,6 +68,7 @@ def plan_attention(
     if window is not None:  # keys that no query of the sequence sees are not read
         skipped = np.maximum(0, kv_lens - q_lens - window + 1).astype(np.int32)
         starts, kv_lens = starts + skipped, kv_lens - skipped
+    q_lens, kv_lens, starts, rows_before = _bounded(q_lens, kv_lens, starts, rows_before, heads // kv_heads)
     groups = [
         _group(
             members,
@@ -111,6 +112,25 @@ def attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pla
         else:
             out.index_copy_(0, group.rows.index_select(0, group.kept), result.index_select(0, group.kept))
     return q if out is None else out
+
+
+def _bounded(
+    q_lens: IntArray, kv_lens: IntArray, starts: IntArray, rows_before: IntArray, share: int
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Cut sequences whose mask alone would be too large into runs of queries.
+
+    queries  |--- first ---|--- second ---|--- last ---|
+    keys     |--------- of the first ----|
+             |--------- of the second ------------|    ...
+    """
+    if (q_lens.astype(np.int64) * kv_lens * share).max() <= _MAX_SCORES:
+        return q_lens, kv_lens, starts, rows_before
+    rows = []
+    for q, kv, start, row in zip(q_lens.tolist(), kv_lens.tolist(), starts.tolist(), rows_before.tolist()):
+        step = max(1, _MAX_SCORES // (kv * share))
+        rows += [(min(step, q - at), kv - q + min(at + step, q), start, row + at) for at in range(0, q, step)]
+    columns = np.array(rows, dtype=np.int32).T
+    return columns[0], columns[1], columns[2], columns[3]
 
 
 def _partition(q_lens: IntArray, kv_lens: IntArray, share: int) -> list[IntArray]:
