@@ -5,12 +5,16 @@ Invariants: frozen, validated on construction, no other module keeps a default o
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from radixrt.errors import InvalidRequest, unknown_field
+from radixrt.checks import flag, integer, number
+from radixrt.errors import InvalidRequest, shown, unknown_field
 
 POLICIES = ("lpm", "dfs-weight", "fcfs", "priority")
+_MOST = 2**31 - 1  # slots, pages and positions are int32
+_MOST_THREADS = 1024  # torch takes more, and every one of them costs memory and time
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -34,17 +38,22 @@ class EngineConfig:
     )
     max_running_requests: int = _setting(64, "most sequences that decode in one batch")
     max_waiting_requests: int = _setting(65536, "most sequences waiting; one more is refused")
-    chunked_prefill_size: int = _setting(512, "most tokens of one step (decodes + prefill chunks)")
+    chunked_prefill_size: int = _setting(
+        512, "tokens of one step: every running decode, then prefill in what is left (at least 1)"
+    )
     page_size: int = _setting(1, "tokens of one KV page; prefixes are shared in whole pages")
     disable_radix_cache: bool = _setting(False, "keep no KV after a request ends")
     schedule_policy: str = _setting("lpm", "order of waiting requests", choices=POLICIES)
     max_wait_steps: int = _setting(512, "a request passed over for this many steps goes first (no starvation)")
     dtype: str = _setting(
-        "auto", "computation dtype; auto: float32 on a CPU, the model's own elsewhere", choices=DTYPES
+        "auto",
+        "computation dtype; auto: float32 on a CPU, the model's own elsewhere (in 16 bits, rounding can depend on the batch)",
+        choices=DTYPES,
     )
     kv_dtype: str = _setting("auto", "dtype of cached keys and values; auto: the computation dtype", choices=DTYPES)
     kv_memory_fraction: float = _setting(
-        0.3, "share of free memory the KV pool may take when max_total_tokens is not given"
+        0.3,
+        "share of free memory (the device's, within the control group) of the KV pool when max_total_tokens is not given",
     )
     threads: int | None = _setting(None, "CPU threads of the forward pass; nothing: the physical cores")
     seed: int = _setting(0, "seeds requests that bring none; the same requests in the same order give the same samples")
@@ -57,33 +66,38 @@ class EngineConfig:
     check_integrity: bool = _setting(False, "verify tree, pool and locks after every step (slow; for tests)")
 
     def __post_init__(self) -> None:
-        for name in ("max_total_tokens", "max_model_len", "threads"):
-            value = getattr(self, name)
-            if value is not None:
-                _require_int(name, value, 1)
-        for name in (
-            "max_running_requests",
-            "max_waiting_requests",
-            "chunked_prefill_size",
-            "page_size",
-            "max_wait_steps",
-            "max_stop_strings",
-            "max_stop_length",
-            "max_n",
+        for name, low, high in (
+            ("max_total_tokens", 1, _MOST),
+            ("max_model_len", 1, _MOST),
+            ("threads", 1, _MOST_THREADS),
+            ("max_running_requests", 1, _MOST),
+            ("max_waiting_requests", 1, _MOST),
+            ("chunked_prefill_size", 1, _MOST),
+            ("page_size", 1, _MOST),
+            ("max_wait_steps", 1, _MOST),
+            ("max_stop_strings", 1, _MOST),
+            ("max_stop_length", 1, _MOST),
+            ("max_n", 1, _MOST),
+            ("max_logprobs", 0, _MOST),
+            ("max_logit_bias", 0, _MOST),
+            ("seed", -(2**63), 2**64 - 1),
         ):
-            _require_int(name, getattr(self, name), 1)
-        for name in ("max_logprobs", "max_logit_bias"):
-            _require_int(name, getattr(self, name), 0)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise InvalidRequest("seed", f"={self.seed!r}: must be an integer")
+            optional = name in ("max_total_tokens", "max_model_len", "threads")
+            object.__setattr__(self, name, integer(name, getattr(self, name), low, high, optional=optional))
+        fraction = number("kv_memory_fraction", self.kv_memory_fraction, 0.0, 1.0, above=True)
+        object.__setattr__(self, "kv_memory_fraction", fraction)
         for name in ("disable_radix_cache", "check_integrity"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(name, f"={getattr(self, name)!r}: must be true or false")
+            flag(name, getattr(self, name))
         for name, valid in (("schedule_policy", POLICIES), ("dtype", DTYPES), ("kv_dtype", DTYPES)):
-            if getattr(self, name) not in valid:
-                raise InvalidRequest(name, f"={getattr(self, name)!r}: must be one of {', '.join(valid)}")
-        if not 0.0 < self.kv_memory_fraction <= 1.0:
-            raise InvalidRequest("kv_memory_fraction", f"={self.kv_memory_fraction}: must be above 0 and at most 1")
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in valid:
+                raise InvalidRequest(name, f"={shown(value)}: must be one of {', '.join(valid)}")
+        for name, what in (("model", "a directory, a .gguf file or a hub id"), ("chat_template", "the path of a file")):
+            value = getattr(self, name)
+            if value is not None and (
+                not isinstance(value, (str, os.PathLike)) or not str(value).strip() or "\0" in str(value)
+            ):
+                raise InvalidRequest(name, f"={shown(value)}: must be {what}")
 
     @classmethod
     def from_kwargs(cls, **settings: Any) -> EngineConfig:
@@ -93,8 +107,3 @@ class EngineConfig:
             if name not in valid:
                 raise unknown_field("EngineConfig", name, valid)
         return cls(**settings)
-
-
-def _require_int(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise InvalidRequest(name, f"={value!r}: must be an integer of at least {low}")

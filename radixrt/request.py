@@ -6,15 +6,16 @@ Invariants: everything here is immutable and validated on construction; nothing 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from radixrt.errors import InvalidRequest, unknown_field
+from radixrt.checks import FrozenMapping, flag, integer, items, number, strings
+from radixrt.errors import InvalidRequest, shown, unknown_field
 
 _INT64 = 2**63 - 1
+_TOKEN = 2**31 - 1
 T = TypeVar("T")
 
 
@@ -47,6 +48,8 @@ def _named_fields(cls: type[T]) -> type[T]:
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request is sampled. Every value is checked here; ids are checked against the vocabulary by the engine.
+
+    Nothing of it can change afterwards: what was given is copied. It can be hashed, compared and pickled.
 
     Fields:
         max_tokens: most tokens to generate, at least 0 (0: only compute the prompt); ``None``: up to the context.
@@ -84,7 +87,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: FrozenMapping({}))
     seed: int | None = None
     n: int = 1
     stop: Sequence[str] = ()
@@ -99,41 +102,42 @@ class SamplingParams:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
-        _integer("max_tokens", self.max_tokens, 0, _INT64, optional=True)
-        _integer("min_tokens", self.min_tokens, 0, _INT64)
+        for name, low, high, optional in (
+            ("max_tokens", 0, _INT64, True),
+            ("min_tokens", 0, _INT64, False),
+            ("top_k", -1, _INT64, False),
+            ("seed", -(2**63), 2**64 - 1, True),
+            ("n", 1, _INT64, False),
+            ("logprobs", 0, _INT64, True),
+            ("prompt_logprobs", 0, _INT64, True),
+        ):
+            put(name, integer(name, getattr(self, name), low, high, optional=optional))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens", f"={self.min_tokens}: must be at most max_tokens={self.max_tokens}")
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _integer("top_k", self.top_k, -1, _INT64)
-        _number("top_p", self.top_p, 0.0, 1.0, above=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
-        _integer("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
-        _integer("n", self.n, 1, _INT64)
-        _integer("logprobs", self.logprobs, 0, _INT64, optional=True)
-        _integer("prompt_logprobs", self.prompt_logprobs, 0, _INT64, optional=True)
+        for name, least, most, above in (
+            ("temperature", 0.0, 100.0, False),
+            ("top_p", 0.0, 1.0, True),
+            ("min_p", 0.0, 1.0, False),
+            ("presence_penalty", -2.0, 2.0, False),
+            ("frequency_penalty", -2.0, 2.0, False),
+            ("repetition_penalty", 0.0, 100.0, True),
+        ):
+            put(name, number(name, getattr(self, name), least, most, above=above))
         for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(name, f"={getattr(self, name)!r}: must be true or false")
-        put("stop", _strings("stop", self.stop))
-        put("stop_token_ids", tuple(_sequence("stop_token_ids", self.stop_token_ids)))
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, 2**31 - 1)
-        if not isinstance(self.logit_bias, Mapping):
-            raise InvalidRequest("logit_bias", f"={_short(self.logit_bias)}: must map token ids to numbers")
-        for token, value in self.logit_bias.items():
-            _integer("logit_bias", token, 0, 2**31 - 1)
-            _number(f"logit_bias[{token}]", value, -100.0, 100.0)
-        put("logit_bias", dict(self.logit_bias))
+            flag(name, getattr(self, name))
+        put("stop", strings("stop", self.stop))
+        tokens = items("stop_token_ids", self.stop_token_ids)
+        put("stop_token_ids", tuple(integer("stop_token_ids", token, 0, _TOKEN) for token in tokens))
+        put("logit_bias", _biases(self.logit_bias))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping with field names as keys (a JSON object, say)."""
+        if not isinstance(values, Mapping):
+            raise InvalidRequest("SamplingParams", f"must be an object of fields, not {type(values).__name__}")
         for name in values:
             if not isinstance(name, str):
-                raise InvalidRequest("SamplingParams", f"field names must be strings, not {name!r}")
+                raise InvalidRequest("SamplingParams", f"field names must be strings, not {shown(name)}")
         return cls(**values)
 
 
@@ -170,8 +174,8 @@ class SampleOutput:
 class RequestOutput:
     """A finished request. Times are seconds; ``text``, ``token_ids``, ``finish_reason`` are those of the first sample.
 
-    ``cached_tokens + computed_tokens = prompt_tokens``, summed over the samples' one shared prompt;
-    ``recomputed_tokens`` were computed again because a preempted request's KV had been evicted.
+    ``cached_tokens`` and ``computed_tokens`` are of the first sample, and together the prompt as far as it was reached: all of it,
+    unless the request was aborted or failed before. ``recomputed_tokens`` were computed again because a preempted request's KV had been evicted.
     """
 
     request_id: str
@@ -229,42 +233,17 @@ class OutputDelta:
     output: RequestOutput | None = None
 
 
-def _short(value: Any) -> str:
-    text = (
-        repr(value)
-        if not isinstance(value, (str, bytes, list, tuple, dict)) or len(value) < 64
-        else type(value).__name__
-    )
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _integer(name: str, value: Any, low: int, high: int, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(name, f"={_short(value)}: must be an integer{' or nothing' if optional else ''}")
-    if value < low:
-        raise InvalidRequest(name, f"={value}: must be at least {low}")
-    if value > high:
-        raise InvalidRequest(name, f"={_short(value)}: must be at most {high}")
-
-
-def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidRequest(name, f"={_short(value)}: must be a finite number")
-    if value < low or value > high or (above and value == low):
-        raise InvalidRequest(name, f"={value}: must be {'above' if above else 'at least'} {low:g} and at most {high:g}")
-
-
-def _sequence(name: str, value: Any) -> Sequence[Any]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise InvalidRequest(name, f"={_short(value)}: must be a list")
-    return value
-
-
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    values = (value,) if isinstance(value, str) else tuple(_sequence(name, value))
-    for item in values:
-        if not isinstance(item, str) or not item:
-            raise InvalidRequest(name, f" has {_short(item)}: each must be a string of at least one character")
-    return values
+def _biases(value: Any) -> FrozenMapping[int, float]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest("logit_bias", f"={shown(value)}: must map token ids to numbers")
+    try:
+        pairs = list(value.items())
+    except Exception as error:
+        raise InvalidRequest("logit_bias", f": cannot be read ({type(error).__name__}: {shown(str(error))})") from None
+    biases: dict[int, float] = {}
+    for key, bias in pairs:
+        token = integer("logit_bias", key, 0, _TOKEN)
+        if token in biases:
+            raise InvalidRequest("logit_bias", f" has the token {token} twice")
+        biases[token] = number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+    return FrozenMapping(biases)

@@ -1,7 +1,7 @@
 """The ``radixrt`` command: finds the command that was named, and turns every ending into one line and an exit code.
 
 Invariants: ``radixrt --help`` imports neither torch nor an engine; exit code 0 is success, 1 means some rows failed,
-2 a wrong argument or a model that cannot be used, 130 an interruption, 141 a reader that went away.
+2 a wrong argument, or a model or a file that cannot be used, 130 an interruption, 141 a reader that went away.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 from radixrt import __version__
 from radixrt.cli.flags import Parser
-from radixrt.errors import RadixrtError, nearest
+from radixrt.errors import RadixrtError, nearest, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +38,55 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):  # text that the terminal cannot show must not end the work
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    _mend_streams()
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        try:
+            code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        except SystemExit as error:  # argparse: help, version, wrong usage
+            code = error.code if isinstance(error.code, int) else 2
         sys.stdout.flush()
         return code
-    except SystemExit as error:  # argparse: help, version, wrong usage
-        return error.code if isinstance(error.code, int) else 2
     except RadixrtError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader went away (``| head``). Nothing more can be written, so nothing more may be flushed at exit.
-        with contextlib.suppress(OSError, ValueError):  # stdout may not be a file
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _mute(sys.stdout)  # the reader went away (``| head``)
         return 141
     except OSError as error:
-        if error.filename is None:
-            raise
-        return _fail(f"{error.filename!r}: {error.strerror}")
+        where = "" if error.filename is None else f"{shown(error.filename)}: "
+        return _fail(f"{where}{error.strerror or error}")
+
+
+def _mend_streams() -> None:
+    """Text that a stream cannot hold must not end the work, nor a stream that was closed before we came (``>&-``)."""
+    # in this order: opening takes the lowest free descriptor, and that is the closed stream's own
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open to the end)
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=errors)
+
+
+def _mute(stream: TextIO) -> None:
+    """Let what a stream still holds go nowhere: it cannot be written, and Python would try once more at exit."""
+    with contextlib.suppress(OSError, ValueError):  # it may not be a file
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def _fail(message: str) -> int:
-    print("radixrt: " + message.replace("\n", " "), file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _mute(sys.stdout)
+    try:
+        print("radixrt: " + message.replace("\n", " "), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        _mute(sys.stderr)
     return 2
 
 
@@ -89,7 +112,7 @@ def _dispatch(arguments: list[str]) -> int:
     name = arguments[0]
     if name not in known:
         kind, valid = ("option", ["--help", "--version"]) if name.startswith("-") else ("command", list(known))
-        top.error(f"unknown {kind} {name!r}{nearest(name, valid)}")
+        top.error(f"unknown {kind} {shown(name)}{nearest(name, valid)}")
     module = importlib.import_module(known[name].module)
     summary = known[name].summary
     parser = Parser(prog=f"radixrt {name}", description=summary[0].upper() + summary[1:] + ".")

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from radixrt.cli import figures, flags
+from radixrt.cli.records import MAX_LINE, bounded_lines
 from radixrt.config import EngineConfig
-from radixrt.errors import RadixrtError, nearest
+from radixrt.errors import RadixrtError, nearest, shown
 from radixrt.request import FinishReason, RequestOutput, SamplingParams
 
 _DEFAULTS = {"max_tokens": 512}
@@ -65,7 +66,7 @@ def _converse(engine: Any, params: SamplingParams, system: str | None, *, quiet:
             elif text == "/help":
                 print("\n".join(f"{name:<8}{what}" for name, what in _COMMANDS.items()), file=sys.stderr)
             else:
-                print(f"unknown command {text!r}{nearest(text, _COMMANDS)}", file=sys.stderr)
+                print(f"unknown command {shown(text)}{nearest(text, _COMMANDS)}", file=sys.stderr)
             continue
         asked = [*messages, {"role": "user", "content": text}]
         try:
@@ -86,7 +87,11 @@ def _converse(engine: Any, params: SamplingParams, system: str | None, *, quiet:
 def _input(interactive: bool) -> Iterator[str]:
     """Non-empty lines from the person or the pipe."""
     if not interactive:
-        yield from filter(None, (line.strip() for line in sys.stdin))
+        for number, line in bounded_lines(sys.stdin):
+            if line is None:
+                print(f"radixrt: stdin, line {number}: is longer than {MAX_LINE} characters", file=sys.stderr)
+            elif line.strip():
+                yield line.strip()
         return
     import readline  # noqa: F401  (gives input() its line editing and history)
 

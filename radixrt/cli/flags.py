@@ -10,13 +10,14 @@ import argparse
 import dataclasses
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from radixrt.config import EngineConfig
-from radixrt.errors import nearest
+from radixrt.errors import nearest, shown
 from radixrt.request import SamplingParams
 
 _ENGINE, _SAMPLING = "engine.", "sampling."
@@ -54,6 +55,10 @@ class Parser(argparse.ArgumentParser):
         valid = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         hint = nearest(flag, valid)
         return hint if hint.startswith("; did you mean") else f" ({self.prog} --help lists them)"
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message:  # argparse would pass over a file that cannot be written
+            (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
@@ -161,6 +166,9 @@ class _Extend(argparse.Action):
     ) -> None:
         before = getattr(namespace, self.dest, None)
         if isinstance(values, dict):
+            twice = [token for token in values if token in (before or {})]
+            if twice:
+                raise argparse.ArgumentError(self, f"the token {shown(twice[0])} stands twice")
             values = {**(before or {}), **values}
         else:
             values = [*(before or []), *values]
@@ -174,7 +182,9 @@ def _number(kind: type, word: str, optional: bool) -> Callable[[str], Any]:
         try:
             return kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {'an' if word == 'integer' else 'a'} {word}") from None
+            raise argparse.ArgumentTypeError(
+                f"{shown(text)} is not {'an' if word == 'integer' else 'a'} {word}"
+            ) from None
 
     return convert
 
@@ -183,11 +193,19 @@ def _integers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as 2,50256") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a list of integers such as 2,50256") from None
 
 
 def _biases(text: str) -> dict[int, float]:
     try:
-        return {int(token): float(value) for token, value in (part.split("=") for part in text.split(","))}
+        pairs = [(int(token), float(value)) for token, value in (part.split("=") for part in text.split(","))]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of TOKEN_ID=VALUE such as 50=-100,7=2.5") from None
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is not a list of TOKEN_ID=VALUE such as 50=-100,7=2.5"
+        ) from None
+    biases: dict[int, float] = {}
+    for token, value in pairs:
+        if token in biases:
+            raise argparse.ArgumentTypeError(f"the token {shown(token)} stands twice")
+        biases[token] = value
+    return biases

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             from radixrt import Engine
 
             engine = stack.enter_context(Engine(progress=not args.quiet, **flags.engine_settings(args)))
-        file = None if args.output is None else stack.enter_context(open(args.output, "w", encoding="utf-8"))
+        file = None if args.output is None else stack.enter_context(_open_output(args.output))
         streaming = len(jobs) == 1 and not args.jsonl and all(job.params.n == 1 for job in usable if job.params)
         writer = _Writer(jobs, file, rows=args.jsonl, live=streaming)
         started = time.perf_counter()
@@ -202,17 +202,22 @@ def _jobs(args: argparse.Namespace, template: Template) -> Iterator[Job]:
 def _lines(file: Any, name: str, form: str, index: int, template: Template) -> Iterator[Job]:
     if form == "auto" and name.endswith((".jsonl", ".ndjson")):
         form = "jsonl"
-    for line, text in read_lines(file):
+    for line, text, problem in read_lines(file):
         where = f"{name}, line {line}"
         if form == "auto":
-            form = "jsonl" if text is not None and text.lstrip().startswith("{") else "text"
-        if text is None:
-            yield failed_job(index, where, line, "is not UTF-8")
+            form = "jsonl" if text.lstrip().startswith("{") else "text"
+        if problem is not None:
+            yield failed_job(index, where, line, problem)
         elif form == "jsonl":
             yield json_job(index, where, line, text, template)
         else:
             yield text_job(index, where, line, text, template)
         index += 1
+
+
+def _open_output(path: str) -> TextIO:
+    """What UTF-8 cannot hold (half a surrogate pair) is written as JSON's own escape."""
+    return open(path, "w", encoding="utf-8", errors="backslashreplace")
 
 
 def _check_output(output: str | None, source: str | None) -> None:

@@ -6,16 +6,22 @@ what JSON can hold.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any, AnyStr
 
-from radixrt.errors import InvalidRequest, unknown_field
+from radixrt.errors import InvalidRequest, shown, unknown_field
 from radixrt.request import RequestOutput, SamplingParams
 
 Prompt = str | list[int] | list[dict[str, Any]]
+MAX_LINE = 2**26  # bytes: more than any context holds
+_MAX_SKIPPED = 16  # times MAX_LINE
+_MAX_DIGITS = 1000
 _PROMPTS = ("prompt", "messages", "token_ids")
 _FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
@@ -60,7 +66,7 @@ def json_job(index: int, where: str, line: int, text: str, template: Template) -
         record = _parse(text)
         identity = record.pop("id", None)
         if isinstance(identity, bool) or not isinstance(identity, (str, int, type(None))):
-            raise InvalidRequest("id", f"={identity!r}: must be a string or an integer")
+            raise InvalidRequest("id", f"={shown(identity)}: must be a string or an integer")
         name = identity
         prompt = _prompt(record, template)
         for field in record:
@@ -77,18 +83,41 @@ def failed_job(index: int, where: str, line: int | None, error: str) -> Job:
     return Job(index, where, line, None, None, None, error)
 
 
-def read_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, str | None]]:
-    """Number the lines from 1 and decode them; a line that is not UTF-8 gives ``None``; blank lines are left out."""
-    for number, raw in enumerate(lines, 1):
+def bounded_lines(file: IO[AnyStr], most: int = MAX_LINE) -> Iterator[tuple[int, AnyStr | None]]:
+    """The lines of a file, numbered from 1; ``None`` for one longer than ``most``, of which no more is ever held.
+
+    The rest of such a line is passed over; after ``_MAX_SKIPPED`` such pieces there is no end in sight, and reading ends.
+    """
+    number = 0
+    while line := file.readline(most):
+        number += 1
+        if len(line) < most or line[-1:] in ("\n", b"\n"):
+            yield number, line
+            continue
+        yield number, None
+        for _ in range(_MAX_SKIPPED):
+            rest = file.readline(most)
+            if len(rest) < most or rest[-1:] in ("\n", b"\n"):
+                break
+        else:
+            return
+
+
+def read_lines(file: IO[bytes]) -> Iterator[tuple[int, str, str | None]]:
+    """Number the lines from 1 and decode them; blank lines are left out. The last element: why a line cannot be used."""
+    for number, raw in bounded_lines(file):
+        if raw is None:
+            yield number, "", f"is longer than {MAX_LINE} bytes"
+            continue
         if number == 1:
-            raw = raw.removeprefix(b"\xef\xbb\xbf")
+            raw = raw.removeprefix(codecs.BOM_UTF8)
         try:
             text = raw.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
-            yield number, None
+            yield number, "", "is not UTF-8"
             continue
         if text.strip():
-            yield number, text
+            yield number, text, None
 
 
 def output_row(job: Job, output: RequestOutput) -> dict[str, Any]:
@@ -145,7 +174,7 @@ def _parse(text: str) -> dict[str, Any]:
         return record
 
     try:
-        record = json.loads(text, object_pairs_hook=unique)
+        record = json.loads(text, object_pairs_hook=unique, parse_int=_integer)
     except InvalidRequest:
         raise
     except RecursionError:
@@ -185,10 +214,18 @@ def _misspelt(name: str) -> str:
     return f"{name}?{message.split(';', 1)[1]}" if "did you mean" in message else ""
 
 
+def _integer(digits: str) -> int | float:
+    """An integer as JSON writes it; one that Python would not read is infinite, and so refused by the field's name."""
+    return int(digits) if len(digits) <= _MAX_DIGITS else math.copysign(math.inf, -1 if digits.startswith("-") else 1)
+
+
 def _token_keys(bias: Mapping[str, Any]) -> dict[int, Any]:
     """JSON's keys are strings; those of ``logit_bias`` are token ids."""
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError:
-        bad = next(token for token in bias if not token.lstrip("-").isdecimal())
-        raise InvalidRequest(f"logit_bias[{bad!r}]", "the key must be a token id") from None
+    biases: dict[int, Any] = {}
+    for key, value in bias.items():
+        if not re.fullmatch(r"-?[0-9]{1,20}", key):
+            raise InvalidRequest(f"logit_bias[{shown(key)}]", "the key must be a token id")
+        if int(key) in biases:  # "5" and "05"
+            raise InvalidRequest("logit_bias", f" has the token {int(key)} twice")
+        biases[int(key)] = value
+    return biases

@@ -66,9 +66,10 @@ class Engine:
 
     def __init__(self, model: str | None = None, *, progress: bool = False, **settings: Any) -> None:
         self.config = EngineConfig.from_kwargs(model=model, **settings)
+        template = read_template(self.config.chat_template)
         checkpoint = open_checkpoint(resolve(model, progress=progress))
         with show_progress(f"loading {checkpoint.name}", unit="layers", show=progress) as bar:
-            self.tokenizer: Tokenizer = checkpoint.tokenizer(read_template(self.config.chat_template))
+            self.tokenizer: Tokenizer = checkpoint.tokenizer(template)
             self._runner = ModelRunner(self.config, checkpoint, lambda done, total: bar.update(done, total=total))
         self._info = self._runner.info
         self._pool = PagePool(self._runner.pages, self.config.page_size)
@@ -133,10 +134,10 @@ class Engine:
             try:
                 while len(results) < len(ready):
                     while len(ids) < len(ready) and len(running) < room:
-                        item = ready[len(ids)]
+                        following = ready[len(ids)]
                         ids.append(uuid.uuid4().hex)
                         running.add(ids[-1])
-                        self._add(item, ids[-1], 0, "")
+                        self._add(following, ids[-1], 0, "")
                     for delta in self._step_for(running):
                         made += len(delta.token_ids)
                         if delta.output is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
-from radixrt.errors import InvalidRequest, ModelError
+from radixrt.errors import InvalidRequest, ModelError, shown
 from radixrt.model.template_sandbox import Budget, LimitExceeded, MeteredEnvironment, RaisedByTemplate, render_bounded
 
 MAX_SOURCE = 2**20
@@ -104,13 +104,13 @@ def _checked_message(field: str, message: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, value in message.items():
         if not isinstance(key, str):
-            raise InvalidRequest(field, f"has the key {key!r}: keys must be strings")
+            raise InvalidRequest(field, f"has the key {shown(key)}: keys must be strings")
         if value is not None:
             plain[key] = value if key == "content" else _plain(f"{field}.{key}", value)
     role = plain.get("role")
     if not isinstance(role, str) or not role:
-        shown = "is missing" if role is None else f"={role!r}: must be a non-empty string"
-        raise InvalidRequest(f"{field}.role", shown)
+        problem = "is missing" if role is None else f"={shown(role)}: must be a non-empty string"
+        raise InvalidRequest(f"{field}.role", problem)
     if "content" in plain:
         plain["content"] = _text(f"{field}.content", plain["content"])
     elif not plain.get("tool_calls"):
@@ -128,7 +128,7 @@ def _text(field: str, content: Any) -> str:
         if not isinstance(part, Mapping):
             raise InvalidRequest(f"{field}[{i}]", f"must be an object, not {type(part).__name__}")
         if part.get("type") != "text":
-            raise InvalidRequest(f"{field}[{i}].type", f"={part.get('type')!r}: only 'text' is supported")
+            raise InvalidRequest(f"{field}[{i}].type", f"={shown(part.get('type'))}: only 'text' is supported")
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{field}[{i}].text", "must be a string")
         texts.append(part["text"])
@@ -154,7 +154,7 @@ def _plain(field: str, value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise InvalidRequest(field, f"has the key {key!r}: keys must be strings")
+                raise InvalidRequest(field, f"has the key {shown(key)}: keys must be strings")
         return {str(key): _plain(f"{field}.{key}", item, depth + 1) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [_plain(f"{field}[{i}]", item, depth + 1) for i, item in enumerate(value)]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from radixrt.errors import ModelError
+from radixrt.checks import real
+from radixrt.errors import ModelError, shown
 from radixrt.model.registry import Family, family
 
 _MAX_LAYERS = 4096
 _MAX_SIZE = 2**24
+_MAX_THETA = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,10 @@ class ModelConfig:
             raise ModelError(f"{source}: head_dim={head_dim} must be even")
         activation = config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
-            raise ModelError(f"{source}: hidden_act={activation!r} is not supported; supported: silu")
-        theta, scaling = _rope(config, source)
-        attention_bias = bool(config.get("attention_bias", False))
-        mlp_bias = bool(config.get("mlp_bias", False))
+            raise ModelError(f"{source}: hidden_act={shown(activation)} is not supported; supported: silu")
+        theta, scaling = _rope(read)
+        attention_bias = read.flag("attention_bias")
+        mlp_bias = read.flag("mlp_bias")
         return cls(
             family=kind,
             vocab_size=read.size("vocab_size"),
@@ -72,16 +73,16 @@ class ModelConfig:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            norm_eps=read.number("rms_norm_eps", 1e-6),
+            norm_eps=read.number("rms_norm_eps", 1e-6, high=1.0),
             max_position=read.size("max_position_embeddings", 2048, high=2**31 - 1),
             rope_theta=theta,
             rope_scaling=scaling,
-            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_embeddings=read.flag("tie_word_embeddings"),
             qkv_bias=attention_bias if kind.qkv_bias is None else kind.qkv_bias,
             o_bias=attention_bias if kind.o_bias is None else kind.o_bias,
             mlp_bias=mlp_bias if kind.mlp_bias is None else kind.mlp_bias,
-            windows=_windows(kind, config, layers, source),
-            torch_dtype=config.get("dtype") or config.get("torch_dtype"),
+            windows=_windows(kind, read, layers),
+            torch_dtype=read.text("dtype") or read.text("torch_dtype"),
         )
 
     @property
@@ -95,58 +96,78 @@ class _Reader:
         self.config = config
         self.source = source
 
-    def size(self, name: str, default: int | None = None, high: int = _MAX_SIZE) -> int:
+    def size(self, name: str, default: int | None = None, low: int = 1, high: int = _MAX_SIZE) -> int:
         value = self.config.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-            raise ModelError(f"{self.source}: {name}={value!r} must be an integer from 1 to {high}")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.wrong(name, value, f"an integer from {low} to {high}")
         return value
 
-    def number(self, name: str, default: float) -> float:
-        value = self.config.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-            raise ModelError(f"{self.source}: {name}={value!r} must be a number above 0")
-        return float(value)
+    def number(self, name: str, default: float, high: float) -> float:
+        value = self.config.get(name)
+        return self.positive(name, default if value is None else value, high)
+
+    def positive(self, name: str, value: Any, high: float) -> float:
+        number = real(value)
+        if number is None or not 0 < number <= high:
+            raise self.wrong(name, value, f"a number above 0 and at most {high:g}")
+        return number
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is absent. No other value counts: ``bool("no")`` is true."""
+        value = self.config.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(name, value, "true or false")
+        return bool(value)
+
+    def text(self, name: str) -> str | None:
+        value = self.config.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(name, value, "a string")
+        return value
+
+    def wrong(self, name: str, value: object, wanted: str) -> ModelError:
+        return ModelError(f"{self.source}: {name}={shown(value)} must be {wanted}")
 
 
-def _windows(kind: Family, config: Mapping[str, Any], layers: int, source: str) -> tuple[int | None, ...]:
-    window = config.get("sliding_window", 4096 if kind.window == "all" or config.get("use_sliding_window") else None)
-    if kind.window == "none" or window is None:
+def _windows(kind: Family, read: _Reader, layers: int) -> tuple[int | None, ...]:
+    config, source, some = read.config, read.source, read.flag("use_sliding_window")
+    if kind.window == "none":
         return (None,) * layers
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ModelError(f"{source}: sliding_window={window!r} must be an integer of at least 1")
+    if config.get("sliding_window", 4096 if kind.window == "all" or some else None) is None:
+        return (None,) * layers
+    window = read.size("sliding_window", 4096, high=2**31 - 1)
     if kind.window == "all":
         return (window,) * layers
-    if not config.get("use_sliding_window", False):
+    if not some:
         return (None,) * layers
     types = config.get("layer_types")
     if types is None:
-        first = config.get("max_window_layers", 28)
+        first = read.size("max_window_layers", 28, low=0)
         return tuple(window if i >= first else None for i in range(layers))
     if not isinstance(types, (list, tuple)) or len(types) != layers:
         raise ModelError(f"{source}: layer_types must list {layers} layers")
     for name in types:
         if name not in ("full_attention", "sliding_attention"):
-            raise ModelError(f"{source}: layer_types has {name!r}; supported: full_attention, sliding_attention")
+            raise ModelError(f"{source}: layer_types has {shown(name)}; supported: full_attention, sliding_attention")
     return tuple(window if name == "sliding_attention" else None for name in types)
 
 
-def _rope(config: Mapping[str, Any], source: str) -> tuple[float, dict[str, Any]]:
+def _rope(read: _Reader) -> tuple[float, dict[str, Any]]:
     """Theta and scaling from ``rope_parameters`` (new style) or ``rope_theta`` + ``rope_scaling`` (old style)."""
+    config, source = read.config, read.source
     merged: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         value = config.get(name)
         if value is not None:
             if not isinstance(value, Mapping):
-                raise ModelError(f"{source}: {name}={value!r} must be an object")
+                raise read.wrong(name, value, "an object")
             merged.update(value)
-    theta = merged.pop("rope_theta", config.get("rope_theta", 10000.0))
-    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not math.isfinite(theta) or theta <= 0:
-        raise ModelError(f"{source}: rope_theta={theta!r} must be a number above 0")
+    theta = read.positive("rope_theta", merged.pop("rope_theta", config.get("rope_theta", 10000.0)), _MAX_THETA)
     kind = merged.pop("rope_type", None) or merged.pop("type", None) or "default"
     merged.pop("type", None)
     if config.get("partial_rotary_factor", merged.get("partial_rotary_factor", 1.0)) not in (1, 1.0, None):
         raise ModelError(f"{source}: partial_rotary_factor is not supported")
     if kind == "default":
-        return float(theta), {}
-    return float(theta), {"rope_type": kind, **merged}
+        return theta, {}
+    return theta, {"rope_type": kind, **merged}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -156,15 +157,17 @@ def load_decoder(
         progress: called with layers done and layers in all.
 
     Raises:
-        ModelError: a tensor is missing or has another shape than the config says; names it.
+        ModelError: a tensor is missing, has another shape than the config says or no place in it; names it.
     """
     names = set(source.names())
+    unread = set(names)
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.kv_size
 
     def read(name: str, *shape: int) -> torch.Tensor:
         if name not in names:
             raise ModelError(f"the model has no tensor {name!r}")
+        unread.discard(name)
         tensor = source.tensor(name, dtype)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the config says {list(shape)}")
@@ -204,4 +207,23 @@ def load_decoder(
         progress(index + 1, config.num_layers)
     embed = read("model.embed_tokens.weight", config.vocab_size, hidden)
     head = embed if config.tie_embeddings else read("lm_head.weight", config.vocab_size, hidden)
-    return Decoder(config, ops, embed, layers, read("model.norm.weight", hidden), head, max_len)
+    norm = read("model.norm.weight", hidden)
+    _nothing_left(config, unread)
+    return Decoder(config, ops, embed, layers, norm, head, max_len)
+
+
+def _nothing_left(config: ModelConfig, unread: set[str]) -> None:
+    """A tensor that nobody read means that the config describes another model than the one in the files."""
+    left = {name for name in unread if not name.endswith("rotary_emb.inv_freq")}  # computed, some files keep it
+    if config.tie_embeddings:
+        left.discard("lm_head.weight")
+    if not left:
+        return
+    name = min(left)
+    layer = re.match(r"model\.layers\.(\d{1,9})\.", name)
+    if layer and int(layer[1]) >= config.num_layers:
+        reason = f"num_hidden_layers={config.num_layers} leaves it out"
+    else:
+        reason = f"the config, or the {config.family.name} family, has no place for it"
+    others = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+    raise ModelError(f"tensor {name!r}{others} would be ignored: {reason}")

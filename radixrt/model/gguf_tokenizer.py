@@ -15,7 +15,7 @@ import numpy as np
 
 from radixrt.errors import ModelError
 from radixrt.model.gguf_file import GGUFFile, StringArray
-from radixrt.model.tokenizer import SPACE, Tokenizer, template_source
+from radixrt.model.tokenizer import SPACE, Tokenizer, library_errors, template_source
 
 if TYPE_CHECKING:
     import tokenizers
@@ -91,6 +91,11 @@ def tokenizer_from_gguf(file: GGUFFile, chat_template: str | None = None) -> Tok
         id = backend.token_to_id(text)
         if id is not None and vocabulary.types[id] == _CONTROL:
             eos_ids.add(id)
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None and max(eos_ids, default=-1) >= embedding.shape[0]:
+        raise file.error(
+            f"the end of a sequence is the token {max(eos_ids)}, 'token_embd.weight' has ids 0 to {embedding.shape[0] - 1}"
+        )
     templates = vocabulary.templates() if chat_template is None else {"default": template_source(chat_template)}
     named = {"bos_token": bos_id, "eos_token": vocabulary.id("eos"), "unk_token": vocabulary.id("unknown")}
     named["pad_token"] = vocabulary.id("padding")
@@ -227,12 +232,8 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
     pre = vocabulary.pre()
-    try:
+    with library_errors(vocabulary.error):
         model = models.BPE(vocab=vocabulary.ids, merges=vocabulary.merges(), ignore_merges=pre.ignore_merges)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise vocabulary.error(error) from None
     backend = vocabulary.backend(model)
     if pre.nfc:
         backend.normalizer = normalizers.NFC()
@@ -262,7 +263,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     unk_id = vocabulary.id("unknown")
     if unk_id is None and unknown:
         unk_id = unknown[0]
-    try:
+    with library_errors(vocabulary.error):
         model = models.BPE(
             vocab=vocabulary.ids,
             merges=[(left, right) for *_, left, right in ranked],
@@ -270,8 +271,6 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
             fuse_unk=True,
             byte_fallback=bool((types == _BYTE).any()),
         )
-    except Exception as error:
-        raise vocabulary.error(error) from None
     backend = vocabulary.backend(model)
     prefix = vocabulary.flag("add_space_prefix", True)
     steps = [normalizers.Prepend(SPACE)] if prefix else []

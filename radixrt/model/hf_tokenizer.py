@@ -6,14 +6,15 @@ sequence (generation_config, config, tokenizer_config) counts.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from radixrt.errors import ModelError
+from radixrt.errors import ModelError, shown
 from radixrt.model.checkpoint import read_json
-from radixrt.model.tokenizer import Kind, Tokenizer, template_source
+from radixrt.model.tokenizer import Kind, Tokenizer, library_errors, template_source
 
 if TYPE_CHECKING:
     import tokenizers
@@ -43,18 +44,22 @@ def tokenizer_from_directory(
     _add_missing(backend, settings, directory)
     named = _named_tokens(settings, _optional(directory / "special_tokens_map.json"))
     bos_id = _id(backend, named.get("bos_token"))
-    first = backend.encode("", add_special_tokens=True).ids[:1]
+    with library_errors(lambda reason: ModelError(f"{directory}: its tokenizer does not work ({reason})")):
+        first = backend.encode("", add_special_tokens=True).ids[:1]
     adds_bos = settings.get("add_bos_token")
+    if adds_bos is not None and not isinstance(adds_bos, bool):
+        path = directory / "tokenizer_config.json"
+        raise ModelError(f"{path}: add_bos_token={shown(adds_bos)}: must be true or false")
     if bos_id is None and first and adds_bos is not False:
         bos_id = first[0]
     if not isinstance(adds_bos, bool):
         adds_bos = bool(first) and first[0] == bos_id
-    eos_ids = set()
+    eos_ids, vocab = set(), _vocabulary(backend, config)
     for source, values in (("generation_config.json", generation_config), ("config.json", config)):
-        eos_ids |= _eos_ids(directory / source, values.get("eos_token_id"))
+        eos_ids |= _eos_ids(directory / source, values.get("eos_token_id"), vocab)
     eos = _id(backend, named.get("eos_token"))
     if eos is not None:
-        eos_ids.add(eos)
+        eos_ids |= _eos_ids(directory / "tokenizer_config.json", eos, vocab)
     kind, strips_space = _decoder_kind(backend)
     templates = (
         _templates(directory, settings) if chat_template is None else {"default": template_source(chat_template)}
@@ -81,30 +86,27 @@ def _backend(directory: Path) -> tokenizers.Tokenizer:
 
     path = directory / "tokenizer.json"
     if path.is_file():
-        try:
-            return tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:
-            raise ModelError(f"{path}: not a tokenizer ({error})") from None
+        with library_errors(lambda reason: ModelError(f"{path}: not a tokenizer ({reason})")):
+            return tokenizers.Tokenizer.from_buffer(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     if not any((directory / name).is_file() for name in ("tokenizer.model", "vocab.json", "tokenizer_config.json")):
         raise ModelError(f"{directory}: has no tokenizer.json (nor tokenizer.model, nor vocab.json)")
-    try:
+    what = f"{directory}: has no tokenizer.json and transformers cannot convert its tokenizer"
+    with library_errors(lambda reason: ModelError(f"{what} ({reason})")):
         from transformers import AutoTokenizer
 
         slow = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         backend: tokenizers.Tokenizer = slow.backend_tokenizer
         return backend
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"{directory}: has no tokenizer.json and transformers cannot convert its tokenizer ({reason})"
-        ) from None
 
 
 def _add_missing(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], directory: Path) -> None:
     """Tokens that only tokenizer_config.json's added_tokens_decoder knows."""
     listed = settings.get("added_tokens_decoder")
-    if not isinstance(listed, dict):
+    if listed is None:
         return
+    path = directory / "tokenizer_config.json"
+    if not isinstance(listed, dict):
+        raise ModelError(f"{path}: added_tokens_decoder={shown(listed)}: must be an object")
     from tokenizers import AddedToken
 
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -116,10 +118,8 @@ def _add_missing(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], dir
             special = bool(entry.get("special"))
             token = AddedToken(entry["content"], special=special, **flags)
             backend.add_special_tokens([token]) if special else backend.add_tokens([token])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{directory / 'tokenizer_config.json'}: added_tokens_decoder is malformed ({error!r})"
-        ) from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: added_tokens_decoder is malformed ({error!r})") from None
 
 
 def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
@@ -139,11 +139,21 @@ def _id(backend: tokenizers.Tokenizer, token: str | None) -> int | None:
     return id
 
 
-def _eos_ids(path: Path, value: Any) -> set[int]:
+def _vocabulary(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> int:
+    """How many ids the model can give: what its config says, or what the tokenizer knows where there is no model."""
+    size = config.get("vocab_size")
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    return max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def _eos_ids(path: Path, value: Any, vocab: int) -> set[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for id in ids:
         if isinstance(id, bool) or not isinstance(id, int) or id < 0:
-            raise ModelError(f"{path}: eos_token_id={value!r}: must be a token id or a list of token ids")
+            raise ModelError(f"{path}: eos_token_id={shown(value)}: must be a token id or a list of token ids")
+        if id >= vocab:
+            raise ModelError(f"{path}: eos_token_id={shown(value)}: the vocabulary has ids 0 to {vocab - 1}")
     return set(ids)
 
 
@@ -175,16 +185,20 @@ def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     path = directory / "chat_template.jinja"
     if path.is_file():
         return {"default": template_source(str(path))}
-    legacy = directory / "chat_template.json"
+    legacy, source = directory / "chat_template.json", directory / "tokenizer_config.json"
     value = settings.get("chat_template")
     if value is None and legacy.is_file():
-        value = read_json(legacy).get("chat_template")
+        value, source = read_json(legacy).get("chat_template"), legacy
+    if value is None:
+        return {}
     if isinstance(value, str):
         return {"default": value}
-    if isinstance(value, list):
-        return {
-            entry["name"]: entry["template"]
-            for entry in value
-            if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
-        }
-    return {}
+    if not isinstance(value, list):
+        raise ModelError(f"{source}: chat_template={shown(value)}: must be a template or a list of named templates")
+    named: dict[str, str] = {}
+    for number, entry in enumerate(value):
+        name, template = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ModelError(f"{source}: chat_template[{number}]={shown(entry)}: must have a name and a template")
+        named[name] = template
+    return named

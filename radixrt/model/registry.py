@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixrt.errors import ModelError, nearest
+from radixrt.errors import ModelError, nearest, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def family(model_type: object) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         hint = nearest(model_type, FAMILIES) if isinstance(model_type, str) else ""
         raise ModelError(
-            f"model_type={model_type!r} is not supported; supported are {', '.join(FAMILIES)}"
+            f"model_type={shown(model_type)} is not supported; supported are {', '.join(FAMILIES)}"
             + (hint if "did you mean" in hint else "")
         )
     return FAMILIES[model_type]

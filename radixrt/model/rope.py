@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 
-from radixrt.errors import ModelError
+from radixrt.checks import real
+from radixrt.errors import ModelError, shown
 from radixrt.model.config import ModelConfig
+
+_LEAST = 1e-6  # of a number that something is divided by
+_MOST_SCALE = 1024.0  # of a factor on cos and sin
 
 
 def inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, float]:
@@ -29,6 +33,13 @@ def inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor
     Raises:
         ModelError: an unknown rope_type, or a parameter of it that is missing or out of range.
     """
+    frequencies, factor = _inverse_frequencies(config, max_len)
+    if not bool(torch.isfinite(frequencies).all()):
+        raise ModelError(f"rope_theta={config.rope_theta:g} gives frequencies that are no numbers")
+    return frequencies, factor
+
+
+def _inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, float]:
     scaling = config.rope_scaling
     dim, base = config.head_dim, config.rope_theta
     kind = scaling.get("rope_type", "default")
@@ -37,6 +48,8 @@ def inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor
     if kind == "linear":
         return _plain(dim, base) / _number(scaling, "factor", 1.0), 1.0
     if kind == "dynamic":
+        if dim <= 2:
+            raise ModelError(f"rope_type='dynamic' needs a head_dim above 2, not {dim}")
         factor = _number(scaling, "factor", 1.0)
         trained = config.max_position
         length = max(max_len, trained)
@@ -46,14 +59,20 @@ def inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor
         return _llama3(scaling, _plain(dim, base)), 1.0
     if kind == "yarn":
         return _yarn(scaling, config, dim, base)
-    raise ModelError(f"rope_type={kind!r} is not supported; supported: default, linear, dynamic, yarn, llama3")
+    raise ModelError(f"rope_type={shown(kind)} is not supported; supported: default, linear, dynamic, yarn, llama3")
 
 
 def longest_context(config: ModelConfig) -> int:
-    """Tokens a sequence may have at most; ``dynamic`` allows its factor times the trained length, if asked to."""
+    """Tokens a sequence may have at most. ``max_position`` is the default; scaling allows its factor times the trained length,
+    where that is more and is asked for."""
     scaling = config.rope_scaling
-    stretch = _number(scaling, "factor", 1.0) if scaling.get("rope_type") == "dynamic" else 1.0
-    return int(config.max_position * stretch)
+    kind = scaling.get("rope_type", "default")
+    if kind == "default":
+        return config.max_position
+    trained = config.max_position
+    if kind in ("yarn", "llama3"):
+        trained = int(_number(scaling, "original_max_position_embeddings", 1, config.max_position))
+    return max(config.max_position, int(trained * _number(scaling, "factor", 1.0, 1.0)))
 
 
 def cos_sin_table(config: ModelConfig, max_len: int) -> torch.Tensor:
@@ -69,8 +88,8 @@ def _plain(dim: int, base: float) -> torch.Tensor:
 
 def _llama3(scaling: Mapping[str, Any], plain: torch.Tensor) -> torch.Tensor:
     factor = _number(scaling, "factor", 1.0)
-    low = _number(scaling, "low_freq_factor", 0.0)
-    high = _number(scaling, "high_freq_factor", 0.0)
+    low = _number(scaling, "low_freq_factor", _LEAST)
+    high = _number(scaling, "high_freq_factor", _LEAST)
     trained = _number(scaling, "original_max_position_embeddings", 1)
     if high <= low:
         raise ModelError(f"rope_scaling: high_freq_factor={high} must be above low_freq_factor={low}")
@@ -85,34 +104,38 @@ def _llama3(scaling: Mapping[str, Any], plain: torch.Tensor) -> torch.Tensor:
 def _yarn(scaling: Mapping[str, Any], config: ModelConfig, dim: int, base: float) -> tuple[torch.Tensor, float]:
     trained = _number(scaling, "original_max_position_embeddings", 1, config.max_position)
     factor = _number(scaling, "factor", 1.0, config.max_position / trained)
-    attention = scaling.get("attention_factor")
-    if attention is None:
-        mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
-        if mscale and all_dim:
-            attention = _mscale(factor, float(mscale)) / _mscale(factor, float(all_dim))
-        else:
-            attention = _mscale(factor, 1.0)
+    if base <= 1:
+        raise ModelError(f"rope_theta={base:g} must be above 1 for rope_type='yarn'")
+    mscale, all_dim = (_number(scaling, name, 0.0, 0.0, _MOST_SCALE) for name in ("mscale", "mscale_all_dim"))
+    attention = _mscale(factor, mscale) / _mscale(factor, all_dim) if mscale and all_dim else _mscale(factor, 1.0)
+    attention = _number(scaling, "attention_factor", _LEAST, attention, _MOST_SCALE)
+    truncate = scaling.get("truncate")
+    if truncate is not None and not isinstance(truncate, bool):
+        raise ModelError(f"rope_scaling: truncate={shown(truncate)} must be true or false")
 
     def dimension(rotations: float) -> float:
         return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low = dimension(_number(scaling, "beta_fast", 0.0, 32.0))
-    high = dimension(_number(scaling, "beta_slow", 0.0, 1.0))
-    if scaling.get("truncate", True):
+    low = dimension(_number(scaling, "beta_fast", _LEAST, 32.0))
+    high = dimension(_number(scaling, "beta_slow", _LEAST, 1.0))
+    if truncate is not False:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)).clamp(0, 1)
     plain = _plain(dim, base)
-    return plain / factor * ramp + plain * (1 - ramp), float(attention)
+    return plain / factor * ramp + plain * (1 - ramp), attention
 
 
 def _mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def _number(scaling: Mapping[str, Any], name: str, low: float, default: float | None = None) -> float:
+def _number(
+    scaling: Mapping[str, Any], name: str, low: float, default: float | None = None, high: float = 2**31 - 1
+) -> float:
     value = scaling.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < low:
-        raise ModelError(f"rope_scaling: {name}={value!r} must be a number of at least {low:g}")
-    return float(value)
+    number = real(value)
+    if number is None or not low <= number <= high:
+        raise ModelError(f"rope_scaling: {name}={shown(value)} must be a number from {low:g} to {high:.10g}")
+    return number

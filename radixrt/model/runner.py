@@ -9,14 +9,14 @@ import psutil
 import torch
 
 from radixrt.config import EngineConfig
-from radixrt.errors import InvalidRequest, ModelError
+from radixrt.errors import InvalidRequest, ModelError, shown
 from radixrt.model.checkpoint import Checkpoint
 from radixrt.model.config import ModelConfig
 from radixrt.model.decoder import Decoder, load_decoder
 from radixrt.model.kv_store import KVStore, bytes_per_token
 from radixrt.model.rope import longest_context
 from radixrt.ops.interface import IntArray
-from radixrt.ops.load import default_dtype, load_ops, use_threads
+from radixrt.ops.load import cores, default_dtype, free_memory, load_ops, use_threads
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_POOL_LIMIT = 262144
@@ -60,7 +60,7 @@ class ModelRunner:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         model = ModelConfig.from_dict(checkpoint.config, checkpoint.name)
-        threads = use_threads(config.threads or psutil.cpu_count(logical=False))
+        threads = use_threads(config.threads or cores())
         dtype = self._dtype(config.dtype, default_dtype() or self._own_dtype(model))
         kv_dtype = self._dtype(config.kv_dtype, dtype)
         self.model = model
@@ -72,7 +72,7 @@ class ModelRunner:
         max_len = config.max_model_len or model.max_position
         tokens = config.max_total_tokens
         if tokens is None:
-            free = int(psutil.virtual_memory().available * config.kv_memory_fraction)
+            free = int(free_memory(self.ops.device) * config.kv_memory_fraction)
             tokens = min(_DEFAULT_POOL_LIMIT, free // per_token)
         pages = tokens // config.page_size
         if pages < 1:
@@ -83,9 +83,26 @@ class ModelRunner:
             raise InvalidRequest(
                 "max_model_len", f"={config.max_model_len}: the pool holds max_total_tokens={pages * config.page_size}"
             )
-        max_len = min(max_len, pages * config.page_size)
-        self.decoder: Decoder = load_decoder(model, checkpoint, self.ops, dtype, max_len, progress)
-        self.store = KVStore(model, pages * config.page_size, dtype, kv_dtype, self.ops.device)
+        slots = pages * config.page_size
+        max_len = min(max_len, slots)
+        memory = _memory(self.ops.device)
+        if slots * per_token > memory:  # a CPU would promise it and fail in the middle of the work
+            raise InvalidRequest(
+                "max_total_tokens",
+                f"={slots}: takes {slots * per_token / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB "
+                f"({per_token} bytes a token)",
+            )
+        try:
+            self.decoder: Decoder = load_decoder(model, checkpoint, self.ops, dtype, max_len, progress)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise ModelError(f"{checkpoint.name}: does not fit into memory ({shown(str(error))})") from None
+        try:
+            self.store = KVStore(model, slots, dtype, kv_dtype, self.ops.device)
+        except (MemoryError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else "out of memory"
+            raise InvalidRequest(
+                "max_total_tokens", f"={slots}: the {slots * per_token / 1e9:,.1f} GB cannot be had ({shown(reason)})"
+            ) from None
         self.pages = pages
         self.info = ModelInfo(
             name=checkpoint.name,
@@ -95,7 +112,7 @@ class ModelRunner:
             kv_dtype=str(kv_dtype).removeprefix("torch."),
             vocab_size=model.vocab_size,
             context_length=max_len,
-            pool_tokens=pages * config.page_size,
+            pool_tokens=slots,
             page_size=config.page_size,
             kv_bytes_per_token=per_token,
             threads=threads,
@@ -132,5 +149,12 @@ class ModelRunner:
     def _own_dtype(model: ModelConfig) -> torch.dtype:
         name = model.torch_dtype or "float32"
         if name not in _DTYPES:
-            raise ModelError(f"dtype={name!r} of the model is not supported; supported: {', '.join(_DTYPES)}")
+            raise ModelError(f"dtype={shown(name)} of the model is not supported; supported: {', '.join(_DTYPES)}")
         return _DTYPES[name]
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of memory a device has in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return int(psutil.virtual_memory().total + psutil.swap_memory().total)

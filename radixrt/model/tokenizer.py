@@ -8,13 +8,14 @@ where the model wants one and with none otherwise; special tokens written out in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from radixrt.errors import InvalidRequest, ModelError
-from radixrt.model.chat_template import ChatTemplate
+from radixrt.errors import InvalidRequest, ModelError, RadixrtError, shown
+from radixrt.model.chat_template import MAX_SOURCE, ChatTemplate
 
 if TYPE_CHECKING:
     import tokenizers
@@ -115,11 +116,13 @@ class Tokenizer:
         if isinstance(texts, str):
             raise InvalidRequest("prompt", "must be a list of strings here, not one string")
         checked = [self._checked(f"prompt[{i}]", text) for i, text in enumerate(texts)]
-        encodings = self._backend.encode_batch_fast(checked, add_special_tokens=False)
+        with library_errors(lambda reason: InvalidRequest("prompt", f"cannot be tokenized ({reason})")):
+            encodings = self._backend.encode_batch_fast(checked, add_special_tokens=False)
         return [self._with_bos(encoding.ids, add_special) for encoding in encodings]
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+    def _encode(self, text: str, field: str = "prompt") -> list[int]:
+        with library_errors(lambda reason: InvalidRequest(field, f"cannot be tokenized ({reason})")):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def _with_bos(self, ids: list[int], add_special: bool) -> list[int]:
@@ -227,7 +230,7 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of ``render_chat``, with the BOS the model wants unless the template wrote it."""
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, **kwargs)
-        return self._with_bos(self._encode(self._checked("messages", text)), True)
+        return self._with_bos(self._encode(self._checked("messages", text), "messages"), True)
 
 
 def template_source(given: str) -> str:
@@ -235,6 +238,20 @@ def template_source(given: str) -> str:
     if "{" in given or "\n" in given:
         return given
     try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ModelError(f"chat_template={given!r}: cannot be read ({error})") from None
+        with Path(given).expanduser().open("rb") as file:
+            return file.read(4 * MAX_SOURCE + 1).decode("utf-8-sig")  # no more, whatever the file is
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"chat_template={shown(given)}: cannot be read ({error})") from None
+
+
+@contextmanager
+def library_errors(make: Callable[[str], Exception]) -> Iterator[None]:
+    """Turn whatever the tokenizers library raises into ``make(reason)``; a panic of its is not even an ``Exception``."""
+    try:
+        yield
+    except (RadixrtError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise make(shown(str(error), 300).strip("'\"") or type(error).__name__) from None

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import psutil
 import torch
 
+from radixrt.errors import InvalidRequest, shown
 from radixrt.ops.interface import Ops
 from radixrt.ops.torch.ops import TorchOps
 
@@ -18,7 +23,33 @@ def default_dtype() -> torch.dtype | None:
     return None if torch.cuda.is_available() else torch.float32
 
 
+def cores() -> int:
+    """Physical cores this process may use."""
+    physical = psutil.cpu_count(logical=False) or 1
+    return min(physical, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else physical
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be allocated on ``device`` now; on a CPU no more than the control group allows."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):  # no control group, or no limit
+        return free
+    return max(0, min(free, limit - used))
+
+
 def use_threads(threads: int | None) -> int:
-    """Set the CPU threads of this process's forward passes (default: the physical cores); returns how many."""
-    torch.set_num_threads(threads or torch.get_num_threads())
+    """Set the CPU threads of this process's forward passes (default: the physical cores); returns how many.
+
+    Raises:
+        InvalidRequest: torch does not take that many.
+    """
+    try:
+        torch.set_num_threads(threads or torch.get_num_threads())
+    except (RuntimeError, ValueError, OverflowError) as error:
+        raise InvalidRequest("threads", f"={shown(threads)}: {shown(str(error), 200)}") from None
     return torch.get_num_threads()

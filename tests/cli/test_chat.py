@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 from typing import Any
+
+import pytest
+
+from radixrt.cli import main, records
 
 
 def contents(messages: list[dict[str, str]]) -> list[str]:
@@ -70,3 +75,22 @@ def test_a_second_interrupt_ends_the_chat(cli: Any) -> None:
     result = cli("chat", stdin="a b c d\nnext\n")
     assert result.code == 130
     assert "NEXT" not in result.out
+
+
+def test_bytes_that_are_no_text_are_replaced(cli: Any) -> None:
+    result = cli("chat", "--quiet", stdin=b"a \xff b\nnext\n")
+    assert result.code == 0
+    assert contents(cli.engine.asked[0][0]) == ["user: a \ufffd b"]
+
+
+def test_a_line_too_long_is_passed_over(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records.bounded_lines, "__defaults__", (20,))
+    result = cli("chat", "--quiet", stdin="x" * 30 + "\nnext\n")
+    assert (result.code, result.out) == (0, "NEXT\n")
+    assert "stdin, line 1: is longer than" in result.err
+
+
+def test_no_stdin_at_all(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("chat", stdin="")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["chat", "--quiet"]) == 0

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from radixrt.cli import main, records
 from radixrt.request import SamplingParams
 
 
@@ -100,6 +106,18 @@ def test_a_row_has_every_figure(cli: Any) -> None:
         ('{"prompt": "x", "max_tokens": "9"}', "max_tokens='9': must be an integer"),
         ('{"prompt": "x", "max_tokens": null, "top_p": 2}', "top_p=2: must be"),
         ('{"prompt": "x", "logit_bias": {"a": 1}}', "logit_bias['a']: the key must be a token id"),
+        ('{"prompt": "x", "logit_bias": {"1": 1, "01": 2}}', "logit_bias has the token 1 twice"),
+        ('{"prompt": "x", "logit_bias": {"1": 1, "1": 2}}', "1: stands twice"),
+        ('{"prompt": "x", "logit_bias": {"1_0": 1}}', "logit_bias['1_0']: the key must be a token id"),
+        ('{"prompt": "x", "logit_bias": {"%s": 1}}' % ("9" * 5000), "the key must be a token id"),
+        ('{"prompt": "x", "logit_bias": {"5": 1%s}}' % ("0" * 400), "logit_bias[5]=an integer of"),
+        *(
+            (f'{{"prompt": "x", "{name}": 1{"0" * zeros}}}', f"{name}=")
+            for name in ("temperature", "top_p", "presence_penalty", "max_tokens", "seed", "n")
+            for zeros in (400, 5000)
+        ),
+        ('{"token_ids": [1%s]}' % ("0" * 5000), "token_ids[0]: must hold integers"),
+        ('{"prompt": "x", "id": 1%s}' % ("0" * 5000), "id=inf: must be"),
         ('{"prompt": "x", "logit_bias": [1]}', "logit_bias"),
         ('{"prompt": "x", "id": [1]}', "id=[1]: must be a string or an integer"),
         ('{"prompt": "x", "prompt": "y"}', "prompt: stands twice in one object"),
@@ -185,3 +203,114 @@ def test_rows_that_are_done_survive_an_interruption(cli: Any, tmp_path: Path) ->
     result = cli("generate", "a", "b c d e", "f g h", "--output", str(out))
     assert result.code == 130
     assert [row["text"] for row in rows(out.read_text())] == ["A"]
+
+
+def test_half_a_surrogate_pair_can_be_written(cli: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    data = '{"id": "\\ud800", "prompt": "c"}\n{"\\ud801": 1, "prompt": "c"}\n{"prompt": "d"}\n'
+    result = cli("generate", "--format", "jsonl", "--output", str(out), "--jsonl", stdin=data)
+    for text in (out.read_text("utf-8"), result.out):
+        first, second, third = rows(text)
+        assert (first["id"], first["text"], third["text"]) == ("\ud800", "C", "D")
+        assert "\ud801" in second["error"]
+
+
+class Endless(io.RawIOBase):
+    """As many zeros as one asks for, and a count of them."""
+
+    given = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.given += len(buffer)
+        buffer[:] = bytes(len(buffer))
+        return len(buffer)
+
+
+def test_a_line_without_end_is_given_up() -> None:
+    source = Endless()
+    found = list(records.bounded_lines(io.BufferedReader(source), 1000))
+    assert found == [(1, None)]
+    assert source.given < 50_000
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", []),
+        (b"123\n", [b"123\n"]),
+        (b"1234\n", [b"1234\n"]),
+        (b"1234", [b"1234"]),
+        (b"12345\n67\n", [None, b"67\n"]),
+        (b"123456789\n\n67", [None, b"\n", b"67"]),
+        (b"12345", [None]),
+    ],
+)
+def test_a_line_too_long_costs_only_itself(data: bytes, expected: list[bytes | None]) -> None:
+    assert list(records.bounded_lines(io.BytesIO(data), 5)) == list(enumerate(expected, 1))
+    text = [None if line is None else line.decode() for line in expected]
+    assert list(records.bounded_lines(io.StringIO(data.decode()), 5)) == list(enumerate(text, 1))
+
+
+def test_a_line_too_long_becomes_a_row(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records.bounded_lines, "__defaults__", (20,))
+    result = cli("generate", "--jsonl", stdin="before\n" + "x" * 30 + "\nafter\n")
+    assert [row.get("text") for row in rows(result.out)] == ["BEFORE", None, "AFTER"]
+    assert result.code == 1
+    assert "stdin, line 2: is longer than" in result.err
+
+
+STREAMS = [
+    ("--help > /dev/full", 2, "No space left on device"),
+    ("generate --help > /dev/full", 2, "No space left on device"),
+    ("models --json > /dev/full", 2, "No space left on device"),
+    ("nothing 2> /dev/full", 2, ""),
+    ("models 2> /dev/full > /dev/full", 2, ""),
+    ("models >&-", 0, ""),
+    ("models --json 2>&-", 0, ""),
+    ("generate <&-", 2, "prompts: there are none"),
+    ("generate <&- >&- 2>&-", 2, ""),
+]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+@pytest.mark.parametrize(("line", "code", "message"), STREAMS)
+def test_streams_that_are_full_or_closed(line: str, code: int, message: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m radixrt {line}', sys.executable], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert done.stderr.count("\n") <= 1
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+class Full(io.RawIOBase):
+    """A place where nothing has room."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_an_output_without_room(cli: Any) -> None:
+    result = cli("generate", "--quiet", "a", "--output", "/dev/full")
+    assert result.code == 2
+    assert result.err == "radixrt: No space left on device\n"
+
+
+@pytest.mark.parametrize("command", [["generate", "a"], ["generate", "--jsonl", "a", "b"], ["chat"]])
+def test_a_stdout_without_room(command: list[str], cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    err = io.StringIO()
+    cli("generate", "a")  # the stand-in is in its place
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), "utf-8"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Full()), "utf-8"))
+    monkeypatch.setattr(sys, "stderr", err)
+    assert main([*command, "--quiet"]) == 2
+    assert err.getvalue() == "radixrt: No space left on device\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import gguf
 import sentencepiece
 import tokenizers
-from tokenizers import AddedToken, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
+from transformers.convert_slow_tokenizer import TikTokenConverter
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2_REGEX
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind: it's been asleep since 1998.",
@@ -145,3 +148,30 @@ def add_sentencepiece(writer: gguf.GGUFWriter, model: sentencepiece.SentencePiec
     writer.add_bos_token_id(model.bos_id())
     writer.add_eos_token_id(model.eos_id())
     writer.add_unk_token_id(model.unk_id())
+
+
+LLAMA3_REGEX: str = inspect.signature(TikTokenConverter.__init__).parameters["pattern"].default
+
+
+def split(regex: str) -> Any:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(regex), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+# The pre-tokenizers as the models' own tokenizer.json or transformers' classes write them.
+ORIGINALS: dict[str, tuple[Any, bool, Any]] = {
+    "gpt-2": (pre_tokenizers.ByteLevel(add_prefix_space=False), False, None),
+    "smollm": (
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        ),
+        False,
+        None,
+    ),
+    "llama-bpe": (split(LLAMA3_REGEX), True, None),
+    "qwen2": (split(QWEN2_REGEX), False, normalizers.NFC()),
+}

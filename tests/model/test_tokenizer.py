@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,15 @@ import tokenizers
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
-from transformers.convert_slow_tokenizer import TikTokenConverter
-from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2_REGEX
+from tokenizers import decoders, models, normalizers
 
 from radixrt.errors import InvalidRequest, ModelError
 from radixrt.model.gguf_file import GGUFFile
 from radixrt.model.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
-from radixrt.model.hf_tokenizer import tokenizer_from_directory
 from radixrt.model.tokenizer import Tokenizer, load_tokenizer
 from tests.model.model_files import (
     MARKUP,
+    ORIGINALS,
     TEXTS,
     USER_DEFINED,
     add_byte_level,
@@ -35,32 +32,6 @@ from tests.model.model_files import (
     with_markup,
     write_gguf,
 )
-
-LLAMA3_REGEX: str = inspect.signature(TikTokenConverter.__init__).parameters["pattern"].default
-
-
-def split(regex: str) -> Any:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(regex), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-# The pre-tokenizers as the models' own tokenizer.json or transformers' classes write them.
-ORIGINALS: dict[str, tuple[Any, bool, Any]] = {
-    "gpt-2": (pre_tokenizers.ByteLevel(add_prefix_space=False), False, None),
-    "smollm": (
-        pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        ),
-        False,
-        None,
-    ),
-    "llama-bpe": (split(LLAMA3_REGEX), True, None),
-    "qwen2": (split(QWEN2_REGEX), False, normalizers.NFC()),
-}
 
 
 def byte_level_pair(pre: str, path: Path) -> tuple[Tokenizer, tokenizers.Tokenizer]:
@@ -402,185 +373,6 @@ def test_unused_tokens_are_never_encoded(tmp_path: Path) -> None:
     assert the not in ids
     assert ours.decode(ids) == " the theory"
     assert ours.token_text(the) == "Ġthe"
-
-
-# -- Hugging Face directories
-
-
-def save(path: Path, tokenizer: tokenizers.Tokenizer, settings: dict[str, Any], **others: dict[str, Any]) -> Path:
-    tokenizer.save(str(path / "tokenizer.json"))
-    for name, value in {"tokenizer_config": settings, **others}.items():
-        (path / f"{name}.json").write_text(json.dumps(value))
-    return path
-
-
-def original_bpe(pre: str = "llama-bpe") -> tokenizers.Tokenizer:
-    cut, ignore_merges, _ = ORIGINALS[pre]
-    vocab, merges = trained_bpe(cut)
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))
-    tokenizer.pre_tokenizer, tokenizer.decoder = cut, decoders.ByteLevel()
-    return with_markup(tokenizer)
-
-
-def with_bos_template(tokenizer: tokenizers.Tokenizer, bos: str = "<|im_start|>") -> tokenizers.Tokenizer:
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
-    )
-    return tokenizer
-
-
-def test_hf_encodes_as_transformers(tmp_path: Path) -> None:
-    save(tmp_path, with_bos_template(original_bpe()), {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"})
-    ours = tokenizer_from_directory(tmp_path)
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    for text in TEXTS:
-        assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False)
-        if not text.startswith("<|im_start|>"):
-            assert ours.encode(text) == theirs.encode(text)
-        ids = theirs.encode(text)
-        for skip in (True, False):
-            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
-    assert ours.vocab_size == len(theirs)
-    assert ours.special_ids == {theirs.convert_tokens_to_ids(mark) for mark in MARKUP}
-
-
-@pytest.mark.parametrize("legacy", [True, False])
-def test_hf_sentencepiece_style_decodes_as_transformers(legacy: bool, tmp_path: Path) -> None:
-    """Llama's two generations of tokenizer.json: a Prepend normalizer, then a Metaspace pre-tokenizer."""
-    model = trained_sentencepiece()
-    path = write_gguf(tmp_path / "m.gguf", lambda writer: add_sentencepiece(writer, model))
-    backend = tokenizer_from_gguf(GGUFFile(path))._backend
-    if not legacy:
-        backend.normalizer = None
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
-    save(tmp_path, backend, {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True})
-    ours = tokenizer_from_directory(tmp_path)
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    assert ours.kind == "sentencepiece"
-    for text in TEXTS:
-        ids = theirs.encode(text, add_special_tokens=False)
-        assert ours.encode(text, add_special=False) == ids
-        if "\0" not in text:
-            assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False)
-    assert ours.encode("a")[0] == ours.bos_id
-
-
-@pytest.mark.parametrize(
-    ("template", "settings", "adds"),
-    [
-        (False, {"bos_token": "<|im_start|>"}, False),
-        (True, {"bos_token": "<|im_start|>"}, True),
-        (True, {"bos_token": {"content": "<|im_start|>"}}, True),
-        (True, {}, True),
-        (True, {"bos_token": "<|im_start|>", "add_bos_token": False}, False),
-        (False, {"bos_token": "<|im_start|>", "add_bos_token": True}, True),
-        (False, {"add_bos_token": True}, False),
-        (False, {"bos_token": None, "add_bos_token": True}, False),
-    ],
-)
-def test_hf_bos(template: bool, settings: dict[str, Any], adds: bool, tmp_path: Path) -> None:
-    original = original_bpe()
-    save(tmp_path, with_bos_template(original) if template else original, settings)
-    ours = tokenizer_from_directory(tmp_path)
-    bos = original.token_to_id("<|im_start|>")
-    plain = ours.encode("hello", add_special=False)
-    assert ours.encode("hello") == ([bos, *plain] if adds else plain)
-    assert ours.encode("<|im_start|>hello") == [bos, *plain]
-
-
-def test_hf_several_ends_of_sequence(tmp_path: Path) -> None:
-    save(
-        tmp_path,
-        original_bpe(),
-        {"eos_token": "<|im_end|>"},
-        config={"eos_token_id": 5},
-        generation_config={"eos_token_id": [6, 7]},
-    )
-    ours = tokenizer_from_directory(tmp_path)
-    assert ours.eos_ids == {5, 6, 7, ours.token_id("<|im_end|>")}
-
-
-@pytest.mark.parametrize("place", ["jinja", "config", "named", "given", "file"])
-def test_hf_chat_templates(place: str, tmp_path: Path) -> None:
-    source = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
-    settings: dict[str, Any] = {"bos_token": "<|im_start|>"}
-    given_template = None
-    if place == "jinja":
-        (tmp_path / "chat_template.jinja").write_text(source)
-        settings["chat_template"] = "not this one"
-    elif place == "config":
-        settings["chat_template"] = source
-    elif place == "named":
-        tools = {"name": "tool_use", "template": "tools!"}
-        settings["chat_template"] = [tools, {"name": "default", "template": source}]
-    elif place == "given":
-        given_template = source
-    else:
-        (tmp_path / "mine.jinja").write_text(source)
-        given_template = str(tmp_path / "mine.jinja")
-    ours = tokenizer_from_directory(save(tmp_path, original_bpe(), settings), given_template)
-    assert ours.chat_template == source
-    assert ours.render_chat([{"role": "user", "content": "hi"}]) == "<|im_start|>user:hi\n"
-    if place == "named":
-        assert ours.render_chat([{"role": "user", "content": "hi"}], tools=[{"name": "f"}]) == "tools!"
-
-
-def test_hf_tokens_only_the_config_knows(tmp_path: Path) -> None:
-    original = original_bpe()
-    size = original.get_vocab_size()
-    listed = {
-        str(size): {"content": "<|new|>", "special": True},
-        str(size + 1): {"content": "<plâin>", "special": False},
-    }
-    ours = tokenizer_from_directory(save(tmp_path, original, {"added_tokens_decoder": listed}))
-    assert ours.encode("<|new|><plâin>", add_special=False) == [size, size + 1]
-    assert ours.decode([size, size + 1]) == "<plâin>"  # written out, not in the byte alphabet
-    assert ours.token_bytes(size + 1) == "<plâin>".encode()
-    assert ours.special_ids >= {size}
-    assert ours.vocab_size == size + 2
-
-
-def test_hf_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
-    original = original_bpe()
-    original.enable_truncation(3)
-    original.enable_padding(length=50)
-    ours = tokenizer_from_directory(save(tmp_path, original, {}))
-    assert ours.decode(ours.encode("a long enough text")) == "a long enough text"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("tokenizer.json", "{}", "tokenizer.json: not a tokenizer"),
-        ("tokenizer.json", "nonsense", "tokenizer.json: not a tokenizer"),
-        ("tokenizer_config.json", "nonsense", "tokenizer_config.json: not valid JSON"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', "added_tokens_decoder is malformed"),
-        ("generation_config.json", '{"eos_token_id": "x"}', "generation_config.json: eos_token_id='x'"),
-        ("config.json", '{"eos_token_id": [1, -1]}', "config.json: eos_token_id=[1, -1]"),
-    ],
-)
-def test_hf_broken_files_are_named(name: str, content: str, expected: str, tmp_path: Path) -> None:
-    save(tmp_path, original_bpe(), {})
-    tokenizer_from_directory(tmp_path)
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ModelError) as error:
-        tokenizer_from_directory(tmp_path)
-    assert expected in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_hf_without_tokenizer_json(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
-        tokenizer_from_directory(tmp_path)
-    vocab, merges = trained_bpe(ORIGINALS["gpt-2"][0])
-    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(pair) for pair in merges))
-    (tmp_path / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}'
-    )
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    ours = load_tokenizer(str(tmp_path))
-    assert ours.encode("the dog", add_special=False) == original_bpe("gpt-2").encode("the dog").ids
 
 
 # -- the default model
