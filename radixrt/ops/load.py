@@ -24,9 +24,12 @@ def default_dtype() -> torch.dtype | None:
 
 
 def cores() -> int:
-    """Physical cores this process may use."""
-    physical = psutil.cpu_count(logical=False) or 1
-    return min(physical, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else physical
+    """Physical cores this process may use, and no more threads than OMP_NUM_THREADS says where it is set."""
+    count = psutil.cpu_count(logical=False) or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = min(count, len(os.sched_getaffinity(0)))
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(count, int(asked)) if asked.isdecimal() and int(asked) > 0 else count
 
 
 def free_memory(device: torch.device) -> int:
