@@ -36,10 +36,14 @@ def measure(leaves: int, rounds: int, seed: int = 0) -> dict[str, list[float]]:
     long_prompts = rng.integers(0, VOCABULARY, (4, LONG), dtype=np.int32)
     slots = np.arange(LONG, dtype=np.int32)
     tree = RadixTree(page_size=1)
+    used = [0] * STEMS
 
     def sequence() -> np.ndarray:
         tail = rng.integers(0, VOCABULARY, TAIL, dtype=np.int32)
-        return np.concatenate([stems[rng.integers(STEMS)], tail])
+        stem = rng.integers(STEMS)
+        tail[0] = used[stem] % VOCABULARY  # no two tails of a stem begin alike: every leaf has TAIL tokens
+        used[stem] += 1
+        return np.concatenate([stems[stem], tail])
 
     for _ in range(leaves - len(long_prompts)):
         tree.insert(sequence(), slots[: STEM + TAIL])
