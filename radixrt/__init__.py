@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from radixrt.engine.core import Engine
     from radixrt.engine.stats import EngineStats
     from radixrt.errors import EngineClosed, InvalidRequest, ModelError, RadixrtError
+    from radixrt.grammar.constraint import Constraint, Tag
+    from radixrt.grammar.errors import UnsupportedConstraint
     from radixrt.model.tokenizer import Tokenizer, load_tokenizer
     from radixrt.request import (
         FinishReason,
@@ -35,6 +37,9 @@ _HOME = {
     "AsyncEngine": "radixrt.engine.async_engine",
     "Engine": "radixrt.engine.core",
     "EngineStats": "radixrt.engine.stats",
+    "Constraint": "radixrt.grammar.constraint",
+    "Tag": "radixrt.grammar.constraint",
+    "UnsupportedConstraint": "radixrt.grammar.errors",
     "EngineClosed": "radixrt.errors",
     "InvalidRequest": "radixrt.errors",
     "ModelError": "radixrt.errors",
@@ -52,6 +57,7 @@ _HOME = {
 
 __all__ = [
     "AsyncEngine",
+    "Constraint",
     "Engine",
     "EngineClosed",
     "EngineConfig",
@@ -65,8 +71,10 @@ __all__ = [
     "RequestOutput",
     "SampleOutput",
     "SamplingParams",
+    "Tag",
     "TokenLogprob",
     "Tokenizer",
+    "UnsupportedConstraint",
     "__version__",
     "load_tokenizer",
 ]

@@ -63,6 +63,9 @@ class EngineConfig:
     max_logit_bias: int = _setting(1024, "most logit_bias entries of one request")
     max_n: int = _setting(128, "most samples of one request")
     chat_template: str | None = _setting(None, "file with a jinja chat template to use instead of the model's own")
+    jump_forward: bool = _setting(
+        True, "append text that a constraint forces without sampling it, in the tokenizer's own tokens"
+    )
     check_integrity: bool = _setting(False, "verify tree, pool and locks after every step (slow; for tests)")
 
     def __post_init__(self) -> None:
@@ -86,7 +89,7 @@ class EngineConfig:
             object.__setattr__(self, name, integer(name, getattr(self, name), low, high, optional=optional))
         fraction = number("kv_memory_fraction", self.kv_memory_fraction, 0.0, 1.0, above=True)
         object.__setattr__(self, "kv_memory_fraction", fraction)
-        for name in ("disable_radix_cache", "check_integrity"):
+        for name in ("disable_radix_cache", "jump_forward", "check_integrity"):
             flag(name, getattr(self, name))
         for name, valid in (("schedule_policy", POLICIES), ("dtype", DTYPES), ("kv_dtype", DTYPES)):
             value = getattr(self, name)

@@ -9,10 +9,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixrt.checks import FrozenMapping, flag, integer, items, number, strings
 from radixrt.errors import InvalidRequest, shown, unknown_field
+
+if TYPE_CHECKING:
+    from radixrt.grammar.constraint import Constraint
 
 _INT64 = 2**63 - 1
 _TOKEN = 2**31 - 1
@@ -73,6 +76,8 @@ class SamplingParams:
             model's own distribution (before bias, penalties and temperature); 0: only the token's own.
         prompt_logprobs: the same for every prompt token but the first, whether cached or not.
         skip_special_tokens: leave special tokens out of the text.
+        constraint: what the whole output must be, a ``Constraint`` (or its ``to_dict`` form); enforced, complete within
+            ``max_tokens``, or refused before anything is sampled.
 
     Raises:
         InvalidRequest: a value out of its range, or an unknown field (naming the nearest valid one).
@@ -97,6 +102,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -129,6 +135,8 @@ class SamplingParams:
         tokens = items("stop_token_ids", self.stop_token_ids)
         put("stop_token_ids", tuple(integer("stop_token_ids", token, 0, _TOKEN) for token in tokens))
         put("logit_bias", _biases(self.logit_bias))
+        if self.constraint is not None:
+            put("constraint", _constraint(self.constraint))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -184,6 +192,7 @@ class RequestOutput:
     cached_tokens: int = 0
     computed_tokens: int = 0
     recomputed_tokens: int = 0
+    forced_tokens: int = 0
     preemptions: int = 0
     queue_time: float = 0.0
     prefill_time: float = 0.0
@@ -231,6 +240,16 @@ class OutputDelta:
     logprobs: tuple[PositionLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     output: RequestOutput | None = None
+
+
+def _constraint(value: Any) -> Constraint:
+    from radixrt.grammar.constraint import Constraint
+
+    if isinstance(value, Mapping):
+        return Constraint.from_dict(value)
+    if not isinstance(value, Constraint):
+        raise InvalidRequest("constraint", f"={shown(value)}: must be a Constraint")
+    return value
 
 
 def _biases(value: Any) -> FrozenMapping[int, float]:

@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,9 @@ from radixrt.engine.inputs import Message, Prompt, check_ids, check_limits, read
 from radixrt.engine.live import LiveRequest, LiveSample
 from radixrt.engine.stats import EngineStats, OptimalCache
 from radixrt.errors import EngineClosed, InvalidRequest, RadixrtError
+from radixrt.grammar.compile_cache import CompileCache
+from radixrt.grammar.constraint import Constraint
+from radixrt.grammar.matcher import CompiledConstraint
 from radixrt.model.checkpoint import open_checkpoint
 from radixrt.model.runner import ModelInfo, ModelRunner
 from radixrt.model.source import resolve
@@ -40,10 +44,11 @@ from radixrt.scheduler.sequence import Phase, Sequence
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A request that was checked: its prompt's tokens and its parameters."""
+    """A request that was checked: its prompt's tokens, its parameters, and its constraint where it has one."""
 
     tokens: IntArray
     params: SamplingParams
+    constraint: CompiledConstraint | None
 
 
 log = logging.getLogger("radixrt")
@@ -82,6 +87,7 @@ class Engine:
             schedule_policy=self.config.schedule_policy,
             max_wait_steps=self.config.max_wait_steps,
         )
+        self._compiler = CompileCache()
         self._requests: dict[str, LiveRequest] = {}
         self._samples: dict[int, LiveSample] = {}  # by the uid of their sequence
         self._mailbox: deque[OutputDelta] = deque()  # made outside of a step, or read by someone else's loop
@@ -115,7 +121,9 @@ class Engine:
         """
         items = split_prompts(prompts)
         each = _params_for(items, params)
-        ready = []
+        ready: list[Ready] = []
+        for constraint in {one.constraint for one in each if isinstance(one, SamplingParams)} - {None}:
+            self.compile(constraint)  # all at once, in the workers; _check waits for its own
         for index, (item, one) in enumerate(zip(items, each, strict=True)):
             try:
                 ready.append(self._check(item, one))
@@ -199,6 +207,13 @@ class Engine:
         """The second half of ``add``."""
         return self._add(ready, uuid.uuid4().hex if request_id is None else request_id, priority, cache_salt)
 
+    def compile(self, constraint: Constraint) -> Future[CompiledConstraint]:
+        """Compile a constraint in a worker, or find it compiled; may be called from any thread.
+
+        The future raises what ``Constraint.compile`` raises, or ``InvalidRequest`` where compiling took too long.
+        """
+        return self._compiler.get(constraint, self.tokenizer)
+
     def abort(self, request_id: str) -> bool:
         """End a request at once; its KV stays cached and its last delta comes with the next ``step``. False: no such request."""
         with self._alone:
@@ -251,6 +266,7 @@ class Engine:
             computed_tokens=self._computed_tokens,
             recomputed_tokens=counters.recomputed,
             generated_tokens=self._generated_tokens,
+            forced_tokens=self._forced_tokens,
             hit_rate=1 - self._computed_tokens / prompt if prompt else 0.0,
             optimal_hit_rate=1 - self._unique_tokens / prompt if prompt else 0.0,
             unique_tokens=self._unique_tokens,
@@ -273,7 +289,7 @@ class Engine:
             self._tree.evicted_tokens = 0
         self._optimal = OptimalCache()
         self._request_count = self._prompt_tokens = self._computed_tokens = self._unique_tokens = 0
-        self._generated_tokens = 0
+        self._generated_tokens = self._forced_tokens = 0
 
     def flush_cache(self) -> int:
         """Forget all KV that no running request holds; returns how many tokens."""
@@ -299,6 +315,7 @@ class Engine:
                 self.abort(request_id)
             self._closed = True
             self._mailbox.clear()
+            self._compiler.close()
             del self._runner
 
     def __enter__(self) -> Engine:
@@ -330,7 +347,20 @@ class Engine:
                 f"={params.max_tokens}: with a prompt of {len(tokens)} tokens that is {longest}, "
                 f"more than context_length={info.context_length}",
             )
-        return Ready(tokens, params)
+        return Ready(tokens, params, self._compiled(params, info.context_length - len(tokens)))
+
+    def _compiled(self, params: SamplingParams, room: int) -> CompiledConstraint | None:
+        """The constraint, compiled, where there is one; refused where it cannot be completed in the tokens there are."""
+        if params.constraint is None:
+            return None
+        compiled = self.compile(params.constraint).result()
+        most = room if params.max_tokens is None else params.max_tokens
+        if compiled.min_tokens > most:
+            raise InvalidRequest(
+                "max_tokens",
+                f"={most}: the shortest output that the constraint allows has {compiled.min_tokens} tokens",
+            )
+        return compiled
 
     def _add(self, ready: Ready, request_id: str, priority: int, cache_salt: str) -> str:
         tokens, params = ready.tokens, ready.params
@@ -352,7 +382,8 @@ class Engine:
             for index in range(params.n):
                 sequence = Sequence(self._next_uid, tokens, limit, cache_salt, priority)
                 self._next_uid += 1
-                item = LiveSample(request, index, sequence, self.tokenizer, mix(seed, index) if index else seed)
+                own_seed = mix(seed, index) if index else seed
+                item = LiveSample(request, index, sequence, self.tokenizer, own_seed, ready.constraint)
                 request.samples.append(item)
                 self._samples[sequence.uid] = item
                 self._scheduler.add(sequence)
@@ -408,7 +439,9 @@ class Engine:
             request = item.request
             if request.params.prompt_logprobs is not None and request.prompt_logprobs is None:
                 request.prompt_logprobs = self._prompt_logprobs(request, slot_owner)
-        return sample(self._runner.logits(batch.sample_slots), [item.row() for item in items])
+        vocab = self._info.vocab_size
+        allowed = {i: mask for i, item in enumerate(items) if (mask := item.mask(vocab)) is not None}
+        return sample(self._runner.logits(batch.sample_slots), [item.row() for item in items], allowed)
 
     def _prompt_logprobs(self, request: LiveRequest, sequence: Sequence) -> tuple[PositionLogprobs | None, ...]:
         """From the stored hidden states, so it does not matter which positions were cached."""
@@ -430,14 +463,24 @@ class Engine:
             return
         reason: FinishReason | None = FinishReason.LENGTH
         if sequence.remaining:  # none: max_tokens = 0, only the prompt was wanted
-            sequence.append(result.token)
-            self._generated_tokens += 1
-            reason = item.push(result)
-            if reason is None and sequence.remaining == 0:
-                reason = FinishReason.LENGTH
+            reason = self._append(item, result)
+            if reason is None and self.config.jump_forward and request.params.logprobs is None:
+                for token in item.forced():
+                    item.forced_tokens += 1
+                    self._forced_tokens += 1
+                    reason = self._append(item, Sampled(token))
+                    if reason is not None:
+                        break
         if reason is not None:
             self._finish(item, reason)
         self._mailbox.append(item.delta())
+
+    def _append(self, item: LiveSample, result: Sampled) -> FinishReason | None:
+        """Add one token to its sample; why the sample ends with it, if it does."""
+        item.sequence.append(result.token)
+        self._generated_tokens += 1
+        reason = item.push(result)
+        return FinishReason.LENGTH if reason is None and item.sequence.remaining == 0 else reason
 
     def _finish(self, item: LiveSample, reason: FinishReason) -> None:
         """End a sample; when it is the last of its request, make the request's output."""

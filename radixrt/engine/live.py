@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from radixrt.cache.page_pool import IntArray
+from radixrt.grammar.matcher import CompiledConstraint
 from radixrt.model.detokenizer import Detokenizer
 from radixrt.model.tokenizer import Tokenizer
 from radixrt.request import (
@@ -13,6 +16,7 @@ from radixrt.request import (
     SampleOutput,
     SamplingParams,
 )
+from radixrt.sampling.mask import Bitmask, clear
 from radixrt.sampling.sampler import Sampled
 from radixrt.sampling.spec import Row, SamplingSpec
 from radixrt.sampling.stop import StopStrings
@@ -55,6 +59,7 @@ class LiveRequest:
             samples=tuple(item.output() for item in self.samples),
             cached_tokens=reached - computed,
             computed_tokens=computed,
+            forced_tokens=sum(item.forced_tokens for item in self.samples),
             recomputed_tokens=sum(item.sequence.recomputed for item in self.samples),
             preemptions=sum(item.sequence.preemptions for item in self.samples),
             queue_time=(admitted if admitted is not None else now) - self.arrived,
@@ -68,16 +73,29 @@ class LiveRequest:
 class LiveSample:
     """One sample: its sequence, its text and why it ended."""
 
-    def __init__(self, request: LiveRequest, index: int, sequence: Sequence, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(
+        self,
+        request: LiveRequest,
+        index: int,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        seed: int,
+        constraint: CompiledConstraint | None = None,
+    ) -> None:
         params = request.params
         self.request = request
         self.index = index
         self.sequence = sequence
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        self._end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
+        self.matcher = constraint.matcher() if constraint is not None else None
+        self.forced_tokens = 0
         self._stop_ids = frozenset(params.stop_token_ids)
-        self._spec = SamplingSpec.of(params, seed, self._end_ids)
+        ends = frozenset() if params.ignore_eos and constraint is None else tokenizer.eos_ids
+        self._end_ids = self._stop_ids | ends
+        # with a constraint, ids that end too early are taken out of its mask, unless ending is all that is left
+        self._early = np.array(sorted(self._end_ids), dtype=np.int64)
+        self._spec = SamplingSpec.of(params, seed, self._end_ids if constraint is None else ())
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
         self._stops = StopStrings(params.stop, params.include_stop)
         self._text: list[str] = []
@@ -90,22 +108,49 @@ class LiveSample:
         """What the sampler needs now."""
         return Row(self._spec, self.sequence.tokens[: self.sequence.size], self.sequence.prompt_len)
 
+    def mask(self, vocab: int) -> Bitmask | None:
+        """The tokens that its constraint allows now and that leave room to complete it, int32 ``[ceil(vocab / 32)]``."""
+        if self.matcher is None:
+            return None
+        mask = np.zeros((1, -(-vocab // 32)), dtype=np.int32)
+        self.matcher.fill_mask_within(mask, 0, self.sequence.remaining)
+        if self.sequence.generated < self.request.params.min_tokens:
+            clear(mask[0], self._early)
+        return mask[0]
+
+    def forced(self) -> list[int]:
+        """Tokens that the constraint leaves no choice about, as far as there is room to complete it after them."""
+        if self.matcher is None:
+            return []
+        probe, room, tokens = self.matcher.copy(), self.sequence.remaining, []
+        for token in self.matcher.forced_tokens():
+            room -= 1
+            if room < 0 or not probe.allows_within(token, room):
+                break
+            probe.accept(token)
+            tokens.append(token)
+        return tokens
+
     def push(self, result: Sampled) -> FinishReason | None:
         """Take in a token that was appended to the sequence; why the sample ends with it, if it does."""
         self._new_tokens += (result.token,)
         if result.logprobs is not None:
             self._new_logprobs += (result.logprobs,)
             self._logprobs.append(result.logprobs)
+        if self.matcher is not None and result.token not in self._stop_ids and not self.matcher.accept(result.token):
+            raise RuntimeError(f"token {result.token} was sampled although the constraint does not allow it")
         if result.token in self._end_ids:
             self.stop_reason = result.token if result.token in self._stop_ids else None
             return FinishReason.STOP
         active = self.sequence.generated >= self.request.params.min_tokens
         shown, stop = self._stops.push(self._detokenizer.push((result.token,)), active)
         self._new_text += shown
-        if stop is None:
-            return None
-        self.stop_reason = stop
-        return FinishReason.STOP
+        if stop is not None:
+            self.stop_reason = stop
+            return FinishReason.STOP
+        if self.matcher is not None and not self.matcher.can_continue:
+            return FinishReason.STOP  # complete, and nothing may follow
+        return None
 
     def finish(self, reason: FinishReason) -> None:
         """The sample ends; text that was held back is shown unless a stop string or an error ended it."""

@@ -29,6 +29,7 @@ class EngineStats:
     computed_tokens: int
     recomputed_tokens: int
     generated_tokens: int
+    forced_tokens: int
     hit_rate: float
     optimal_hit_rate: float
     unique_tokens: int

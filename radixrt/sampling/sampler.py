@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from radixrt.request import PositionLogprobs
 from radixrt.sampling.logprobs import position_logprobs
+from radixrt.sampling.mask import Bitmask, restrict
 from radixrt.sampling.penalties import adjust
 from radixrt.sampling.spec import Row, uniform
 
@@ -25,19 +26,22 @@ class Sampled:
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled]:
+def sample(logits: torch.Tensor, rows: Sequence[Row], allowed: Mapping[int, Bitmask] | None = None) -> list[Sampled]:
     """Choose a token for each row.
 
     Args:
         logits: float32 ``[R, V]``; overwritten.
         rows: ``R`` rows.
+        allowed: for some rows, the tokens that may come, int32 ``[ceil(V / 32)]``: bit ``t % 32`` of word ``t // 32``.
 
-    Order: repetition penalty, frequency and presence penalties, bias, ``min_tokens``, temperature, top-k, top-p (of
+    Order: repetition penalty, frequency and presence penalties, bias, ``min_tokens``, allowed tokens, temperature, top-k, top-p (of
     what top-k left), min-p. Log-probabilities are of the logits as given, before all of these.
     """
     wanted = [i for i, row in enumerate(rows) if row.spec.params.logprobs is not None]
     raw = logits[wanted] if wanted else None
     adjust(logits, rows)
+    if allowed:
+        restrict(logits, allowed)
     best, tokens = logits.max(dim=-1)
     usable = best.isfinite().tolist()
     chosen = tokens.tolist()
