@@ -29,6 +29,8 @@ class Stats(Protocol):
     def computed_tokens(self) -> int: ...
     @property
     def generated_tokens(self) -> int: ...
+    @property
+    def forced_tokens(self) -> int: ...
 
 
 def summary(stats: Stats, seconds: float) -> str:
@@ -37,7 +39,7 @@ def summary(stats: Stats, seconds: float) -> str:
     return (
         f"{stats.prompt_tokens:,} prompt tokens: {stats.cached_tokens:,} cached, {stats.computed_tokens:,} computed · "
         f"hit rate {percent(stats.hit_rate)} (optimal {percent(stats.optimal_hit_rate)}) · "
-        f"{stats.generated_tokens:,} tokens generated in {seconds:.1f} s{rate}"
+        f"{stats.generated_tokens:,} tokens generated{_forced(stats.forced_tokens)} in {seconds:.1f} s{rate}"
     )
 
 
@@ -47,8 +49,12 @@ def turn(output: RequestOutput) -> str:
     rate = f", {output.completion_tokens / seconds:,.1f} tok/s" if seconds > 0 else ""
     return (
         f"[{output.prompt_tokens:,} prompt tokens: {output.cached_tokens:,} cached, {output.computed_tokens:,} computed · "
-        f"{output.completion_tokens:,} generated{rate} · {output.finish_reason}]"
+        f"{output.completion_tokens:,} generated{_forced(output.forced_tokens)}{rate} · {output.finish_reason}]"
     )
+
+
+def _forced(tokens: int) -> str:
+    return f" ({tokens:,} forced)" if tokens else ""
 
 
 def table(stats: Any) -> str:

@@ -16,8 +16,10 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from radixrt.cli.constraints import add_constraint_flags, constraint_setting
 from radixrt.config import EngineConfig
 from radixrt.errors import nearest, shown
+from radixrt.grammar.constraint import Constraint
 from radixrt.request import SamplingParams
 
 _ENGINE, _SAMPLING = "engine.", "sampling."
@@ -76,8 +78,10 @@ def add_sampling_flags(
 ) -> None:
     """Add a flag for each field of :class:`SamplingParams` but those the command has no use for; ``defaults`` are those
     in which the command differs."""
+    add_constraint_flags(parser)  # the field ``constraint`` has several
     group = parser.add_argument_group("sampling")
-    _add(parser, group, SamplingParams, _SAMPLING, documented_fields(SamplingParams), defaults or {}, omit)
+    helps = documented_fields(SamplingParams)
+    _add(parser, group, SamplingParams, _SAMPLING, helps, defaults or {}, (*omit, "constraint"))
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -87,7 +91,7 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def sampling_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given on the command line, and the command's own defaults."""
-    return _given(args, _SAMPLING)
+    return {**_given(args, _SAMPLING), **constraint_setting(args)}
 
 
 def documented_fields(cls: type) -> dict[str, str]:
@@ -110,7 +114,7 @@ def _add(
     defaults: Mapping[str, Any],
     omit: Iterable[str] = (),
 ) -> None:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, localns={"Constraint": Constraint})
     for field in dataclasses.fields(cls):
         if field.name in omit:
             continue

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, AnyStr
 
+from radixrt.cli.constraints import SHORTHANDS, take_constraint
 from radixrt.errors import InvalidRequest, shown, unknown_field
 from radixrt.request import RequestOutput, SamplingParams
 
@@ -23,7 +24,7 @@ MAX_LINE = 2**26  # bytes: more than any context holds
 _MAX_SKIPPED = 16  # times MAX_LINE
 _MAX_DIGITS = 1000
 _PROMPTS = ("prompt", "messages", "token_ids")
-_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+_FIELDS = (*(field.name for field in dataclasses.fields(SamplingParams)), *SHORTHANDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ def text_job(index: int, where: str, line: int | None, text: str, template: Temp
 
 
 def json_job(index: int, where: str, line: int, text: str, template: Template) -> Job:
-    """A job of one JSON object: ``prompt``, ``messages`` or ``token_ids``; ``id``; any sampling parameter."""
+    """A job of one JSON object: ``prompt``, ``messages`` or ``token_ids``; ``id``; any sampling parameter;
+    ``json_schema``, ``regex`` and ``choices`` in place of ``constraint``."""
     name: str | int | None = None
     try:
         record = _parse(text)
@@ -74,7 +76,8 @@ def json_job(index: int, where: str, line: int, text: str, template: Template) -
                 raise unknown_field("the line", field, (*_PROMPTS, "id", *_FIELDS))
         if isinstance(record.get("logit_bias"), dict):
             record["logit_bias"] = _token_keys(record["logit_bias"])
-        return Job(index, where, line, name, prompt, SamplingParams(**{**template.params, **record}))
+        constraint = take_constraint(record)
+        return Job(index, where, line, name, prompt, SamplingParams(**{**template.params, **record, **constraint}))
     except InvalidRequest as error:
         return Job(index, where, line, name, None, None, str(error))
 
@@ -145,6 +148,7 @@ def output_row(job: Job, output: RequestOutput) -> dict[str, Any]:
         computed_tokens=output.computed_tokens,
         recomputed_tokens=output.recomputed_tokens,
         completion_tokens=output.completion_tokens,
+        forced_tokens=output.forced_tokens,
         preemptions=output.preemptions,
         queue_time=round(output.queue_time, 6),
         prefill_time=round(output.prefill_time, 6),

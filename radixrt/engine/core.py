@@ -387,6 +387,15 @@ class Engine:
                 request.samples.append(item)
                 self._samples[sequence.uid] = item
                 self._scheduler.add(sequence)
+            for item in request.samples:  # what is forced from the start is computed with the prompt
+                try:
+                    reason = self._jump(item)
+                except Exception as error:
+                    self._fail(item.sequence, error)
+                else:
+                    if reason is not None:
+                        self._finish(item, reason)
+                        self._mailbox.append(item.delta())
             return request_id
 
     def _forget(self, ids: list[str]) -> None:
@@ -464,16 +473,27 @@ class Engine:
         reason: FinishReason | None = FinishReason.LENGTH
         if sequence.remaining:  # none: max_tokens = 0, only the prompt was wanted
             reason = self._append(item, result)
-            if reason is None and self.config.jump_forward and request.params.logprobs is None:
-                for token in item.forced():
-                    item.forced_tokens += 1
-                    self._forced_tokens += 1
-                    reason = self._append(item, Sampled(token))
-                    if reason is not None:
-                        break
+            if reason is None:
+                reason = self._jump(item)
         if reason is not None:
             self._finish(item, reason)
         self._mailbox.append(item.delta())
+
+    def _jump(self, item: LiveSample) -> FinishReason | None:
+        """Append what the constraint forces, to be computed together with the next token; why the sample ends there, if it does.
+
+        Not where log-probabilities are wanted: nothing is sampled here, so there are none.
+        """
+        params = item.request.params
+        if not self.config.jump_forward or params.logprobs is not None or params.prompt_logprobs is not None:
+            return None
+        for token in item.forced():
+            item.forced_tokens += 1
+            self._forced_tokens += 1
+            reason = self._append(item, Sampled(token))
+            if reason is not None:
+                return reason
+        return None
 
     def _append(self, item: LiveSample, result: Sampled) -> FinishReason | None:
         """Add one token to its sample; why the sample ends with it, if it does."""

@@ -1,13 +1,13 @@
 """Forced text as tokens: cut where the tokenizer itself would cut it, as far as nothing that follows can move a cut.
 
 A tokenizer first splits a text into pieces (words, runs of punctuation), then each piece into tokens by itself; what follows a
-text can change its last piece only. So the tokens of the last piece are kept back, unless nothing follows. For SentencePiece a
-piece is a run of spaces and what stands behind it, if no token of the model says otherwise; elsewhere all is kept back.
+text can change its last piece only. So the tokens of the last piece are kept back, unless nothing follows or whatever the grammar
+allows next begins a piece of its own (a digit behind punctuation, say). For SentencePiece a piece is a run of spaces and what stands behind it, if no token of the model says otherwise; elsewhere all is kept back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from radixrt.model.tokenizer import Tokenizer
 
 _CONTEXT_STEPS = 12
+# Tried first: after a piece of punctuation these join it, and where they may follow nothing else needs to be tried.
+_NEXT = bytes(sorted(range(128), key=lambda b: (chr(b).isalnum() or chr(b).isspace(), b)))
 
 
 class ForcedTokens:
@@ -54,8 +56,15 @@ class ForcedTokens:
             left -= len(spelled[begin])
         return None if left else ids[begin:]
 
-    def cut(self, steps: Sequence[bytes], forced: bytes, last: bool) -> list[int]:
-        """The tokens of ``forced`` after the steps so far; ``last``: nothing can follow it."""
+    def cut(
+        self, steps: Sequence[bytes], forced: bytes, last: bool, follows: Callable[[bytes], bool] = lambda _: True
+    ) -> list[int]:
+        """The tokens of ``forced`` after the steps so far.
+
+        Args:
+            last: nothing can follow it.
+            follows: whether a byte may come next.
+        """
         try:
             text = forced.decode("utf-8")
         except UnicodeDecodeError as error:  # half a character at the end waits for its other half
@@ -66,13 +75,23 @@ class ForcedTokens:
         ids = self._after(before, text)
         if ids is None:  # the model decides
             return []
-        if last:
+        if last or self._cut_off(before + text, follows):
             return ids
         room = len((before + text)[: self._stable(before + text)].encode()) - len(before.encode())
         keep = 0
         while keep < len(ids) and (room := room - len(self._tokenizer.token_bytes(ids[keep]))) >= 0:
             keep += 1
         return ids[:keep]
+
+    def _cut_off(self, text: str, follows: Callable[[bytes], bool]) -> bool:
+        """Whether the tokenizer cuts right behind ``text`` whatever may follow it."""
+        # behind white space or an apostrophe a cut can depend on more than one following character
+        if self._split is None or text[-1:].isspace() or text[-1:] == "'":
+            return False
+        for number in _NEXT:
+            if follows(bytes((number,))) and all(start != len(text) for _, (start, _) in self._split(text + chr(number))):
+                return False
+        return not any(follows(bytes((number,))) for number in range(128, 256))
 
     @cached_property
     def _spaces_lead(self) -> bool:

@@ -38,7 +38,8 @@ class AutomatonLimits:
     Fields:
         program: the size of the grammar; max_states: byte-automaton states it may become.
         max_items: places in the grammar at once (ambiguity); max_depth: nested rules during matching.
-        memory_bytes: lazily found configurations and their masks; beyond it they are dropped and found again.
+        memory_bytes: lazily found configurations and their masks; beyond it they are dropped and found again. One step may
+        take four times that and 1 MiB.
     """
 
     program: ProgramLimits = field(default_factory=ProgramLimits)
@@ -269,8 +270,16 @@ class Matcher:
         if forced is None or not text:
             return []
         end = self._raw.copy()
-        last = end.advance_bytes(text) and not end.can_continue
-        return forced.cut(self._steps, text, last)
+        if not end.advance_bytes(text):
+            return []
+
+        def follows(byte: bytes) -> bool:
+            if not end.advance_bytes(byte):
+                return False
+            end.rollback(1)
+            return True
+
+        return forced.cut(self._steps, text, not end.can_continue, follows)
 
     def shortest_completion(self) -> bytes:
         """The first, in order of bytes, of the completions with the fewest bytes."""

@@ -155,7 +155,7 @@ class Configurations {
                 return table_[slot];
         }
         i32 id = i32(nodes_.size());
-        if (memory() - fixed_ > 4 * limits_.memory) throw TooLarge("needs more memory than its limit of " + std::to_string(limits_.memory) + " bytes");
+        if (memory() - fixed_ > 4 * limits_.memory + (size_t(1) << 20)) throw TooLarge("needs more memory than its limit of " + std::to_string(limits_.memory) + " bytes");
         nodes_.emplace_back();
         Node& n = nodes_.back();
         n.at = u32(entries_.size());

@@ -1,0 +1,183 @@
+"""Constrained generation on the default model: is every output valid and complete, and what do constraints cost?
+
+python scripts/bench/constraints.py valid --schemas FILE.jsonl    outputs of random schemas, budgets and samples
+python scripts/bench/constraints.py speed                         an extraction job beside free decoding of as many tokens
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from radixrt import Constraint, Engine, InvalidRequest, SamplingParams
+from radixrt.bench.machine import machine, watch
+
+PATTERNS = (
+    r"\d{3}-\d{4}", r"\d+(\.\d+)?", r"(foo|foobar)", r"(19|20)\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", r"[A-Z][a-z]{2,9}",
+    r"(yes|no|maybe)", r"[a-f0-9]{8}", r"\+?\d{2,3} \d{6,8}", r"([a-z]+, ){2}[a-z]+", r"#[0-9a-fA-F]{6}",
+    r"[^@ \n]{1,8}@[a-z]{1,8}\.(com|org)", r"(\(\d+\)|\[\d+\])+", r"(a|b)*abb", r"(?!admin)[a-z]{3,10}", r"\w{1,12}",
+    r"-?(0|[1-9]\d*)", r"v\d+\.\d+\.\d+(-rc\d)?", r"[αβγδ]{2,5}", r"(?:[01]\d|2[0-3]):[0-5]\d", r".{5,30}",
+    r"(Mr|Ms|Dr)\. [A-Z][a-z]+", r"\$\d{1,3}(,\d{3})*(\.\d\d)?", r"[A-Z]{2}\d{2}[A-Z0-9]{4}", r"(0|1(01*0)*1)+", r"x{3,}y",
+    r"(ab?c?){2,4}", r"\s*true\s*", r"(?i)hello( world)?", r"[\u4e00-\u4e2d]{1,3}", r"[01]{8}( [01]{8}){0,2}",
+    r"(?=[a-z]*\d)[a-z\d]{4,6}", r"((north|south)-)?(east|west)", r"Q[1-4] 20[0-9]{2}", r"[aeiou]{1,5}[^aeiou\n]{1,5}", r"\d{1,3}%",
+    r"(\d{1,3}\.){3}\d{1,3}", r"[A-Z]+(_[A-Z]+)*", r"<(b|i)>[a-z ]{1,20}</(b|i)>", r"//[^\n]{0,20}", r"\"[^\"\\\n]{0,12}\"",
+    r"(one|two|three)(, (one|two|three))*", r"[ab]{0,50}", r"(|a|aa|aaa)b", r"\d(?:\d\d)*", r"[a-z]+?z", r"(\w+ ){3}\w+\.",
+    r"(?:(?:red|green|blue) ){1,3}end", r"[+-]\d+", r"[^\W\d_]{4}", r"0x[0-9A-F]{1,16}",
+)  # fmt: skip
+INVOICE = {
+    "type": "object",
+    "properties": {
+        "customer": {"type": "string", "maxLength": 40},
+        "invoice_number": {"type": "string", "pattern": "^INV-[0-9]{5}$"},
+        "date": {"type": "string", "format": "date"},
+        "currency": {"enum": ["EUR", "USD", "GBP"]},
+        "total": {"type": "number", "minimum": 0, "maximum": 100000},
+        "paid": {"type": "boolean"},
+        "items": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 3,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 30},
+                    "quantity": {"type": "integer", "minimum": 1},
+                },
+                "required": ["name", "quantity"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["customer", "invoice_number", "date", "currency", "total", "paid", "items"],
+    "additionalProperties": False,
+}
+
+
+def valid(engine: Engine, path: Path, count: int, schemas: int, seed: int) -> int:
+    """Random constraints, temperature 1.0, budgets from the shortest possible to 200; returns how many outputs are wrong."""
+    rng = random.Random(seed)
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rng.shuffle(rows)
+    jobs: list[tuple[str, SamplingParams, Any]] = []
+    used = 0
+    for row in rows:
+        if used == schemas:
+            break
+        try:
+            constraint = Constraint.json_schema(row["schema"])
+            least = constraint.compile(engine.tokenizer).min_tokens
+        except InvalidRequest:
+            continue
+        if least > 200:
+            continue
+        used += 1
+        kind = jsonschema.validators.validator_for(row["schema"], default=jsonschema.Draft202012Validator)
+        check = kind(row["schema"], format_checker=kind.FORMAT_CHECKER)
+        for _ in range(count // schemas):
+            jobs.append((f"A JSON document ({row['id']}):\n", budget(rng, constraint, least), check))
+    for pattern in PATTERNS:
+        constraint = Constraint.regex(pattern)
+        least = constraint.compile(engine.tokenizer).min_tokens
+        for _ in range(2):
+            jobs.append(("An example: ", budget(rng, constraint, least), re.compile(pattern)))
+    started = time.perf_counter()
+    outputs = engine.generate([prompt for prompt, _, _ in jobs], [params for _, params, _ in jobs], progress=True)
+    wrong = 0
+    for (_, params, check), output in zip(jobs, outputs):
+        problem = output.error or judge(check, output.text)
+        if problem:
+            wrong += 1
+            print(f"WRONG {problem}: max_tokens={params.max_tokens} {output.text!r} {params.constraint!r}"[:600])
+    tokens = sum(o.completion_tokens for o in outputs)
+    print(
+        f"{len(jobs)} outputs of {used} schemas and {len(PATTERNS)} patterns, {wrong} invalid or incomplete; {tokens:,} tokens in "
+        f"{time.perf_counter() - started:.0f} s, {sum(o.forced_tokens for o in outputs) / max(tokens, 1):.1%} forced"
+    )
+    return wrong
+
+
+def budget(rng: random.Random, constraint: Constraint, least: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=rng.randint(least, 200), temperature=1.0, seed=rng.getrandbits(32), constraint=constraint
+    )
+
+
+def judge(check: Any, text: str) -> str | None:
+    """What is wrong with an output, if anything."""
+    if isinstance(check, re.Pattern):
+        return None if check.fullmatch(text) else "no full match"
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        return f"not JSON ({error})"
+    return next((f"not valid ({error.message[:100]})" for error in check.iter_errors(value)), None)
+
+
+def speed(engine: Engine, repeats: int, documents: int) -> int:
+    """Extraction of ``documents`` documents, A B A B beside free decoding of as many tokens for each; returns 1 below 1.0x."""
+    rng = random.Random(0)
+    names = ("Miller", "Okafor", "Tanaka", "Silva", "Novak", "Haddad")
+    goods = ("paper", "ink", "chairs", "lamps", "cables")
+    head = "Read the invoice and answer with one JSON object.\n\n"
+    prompts = [
+        f"{head}Invoice INV-{rng.randrange(10**5):05d} of 2026-0{rng.randrange(1, 10)}-1{rng.randrange(10)} to {rng.choice(names)} Ltd: "
+        f"{rng.randrange(1, 9)} x {rng.choice(goods)}, total {rng.randrange(10, 999)}.50 EUR, paid.\nJSON: "
+        for _ in range(documents)
+    ]
+    held = SamplingParams(max_tokens=160, temperature=0, constraint=Constraint.json_schema(INVOICE))
+    ratios, forced, wrong = [], 0.0, 0
+    check = jsonschema.Draft202012Validator(INVOICE)
+    for _ in range(repeats):
+        engine.flush_cache()
+        start = time.perf_counter()
+        outputs = engine.generate(prompts, held, progress=False)
+        constrained = time.perf_counter() - start
+        wrong += sum(judge(check, o.text) is not None for o in outputs)
+        forced = sum(o.forced_tokens for o in outputs) / sum(o.completion_tokens for o in outputs)
+        free = [SamplingParams(max_tokens=o.completion_tokens, temperature=0, ignore_eos=True) for o in outputs]
+        engine.flush_cache()
+        start = time.perf_counter()
+        engine.generate(prompts, free, progress=False)
+        unconstrained = time.perf_counter() - start
+        ratios.append(unconstrained / constrained)
+        print(f"constrained {constrained:.2f} s, free {unconstrained:.2f} s: {ratios[-1]:.2f}x")
+    print(
+        f"constrained throughput {statistics.median(ratios):.2f}x of free decoding of as many tokens (goal 1.0x); {forced:.1%} of the "
+        f"tokens forced; {wrong} of {documents * repeats} rows invalid"
+    )
+    return int(statistics.median(ratios) < 1.0 or wrong > 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["valid", "speed"])
+    parser.add_argument("--schemas", type=Path, help="JSONL with a schema in each row (valid)")
+    parser.add_argument("--count", type=int, default=2000, help="outputs in all (valid)")
+    parser.add_argument("--of", type=int, default=200, help="schemas in all (valid)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=3, help="(speed)")
+    parser.add_argument("--documents", type=int, default=24, help="(speed)")
+    args = parser.parse_args()
+    if args.what == "valid" and args.schemas is None:
+        parser.error("valid needs --schemas")
+    print(machine())
+    busy = watch()
+    if busy:
+        print(f"warning: {busy}")
+    with Engine(max_model_len=2048) as engine:
+        if args.what == "valid":
+            return int(valid(engine, args.schemas, args.count, args.of, args.seed) > 0)
+        return speed(engine, args.repeats, args.documents)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
