@@ -1,6 +1,7 @@
 """Constrained generation on the default model: is every output valid and complete, and what do constraints cost?
 
 python scripts/bench/constraints.py valid --schemas FILE.jsonl    outputs of random schemas, budgets and samples
+python scripts/bench/constraints.py regexes                       compile and mask times of 60 patterns, random outputs checked
 python scripts/bench/constraints.py speed                         an extraction job beside free decoding of as many tokens
 """
 
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 
-from radixrt import Constraint, Engine, InvalidRequest, SamplingParams
+from radixrt import Constraint, Engine, InvalidRequest, SamplingParams, load_tokenizer
 from radixrt.bench.machine import machine, watch
 
 PATTERNS = (
@@ -32,6 +34,10 @@ PATTERNS = (
     r"(\d{1,3}\.){3}\d{1,3}", r"[A-Z]+(_[A-Z]+)*", r"<(b|i)>[a-z ]{1,20}</(b|i)>", r"//[^\n]{0,20}", r"\"[^\"\\\n]{0,12}\"",
     r"(one|two|three)(, (one|two|three))*", r"[ab]{0,50}", r"(|a|aa|aaa)b", r"\d(?:\d\d)*", r"[a-z]+?z", r"(\w+ ){3}\w+\.",
     r"(?:(?:red|green|blue) ){1,3}end", r"[+-]\d+", r"[^\W\d_]{4}", r"0x[0-9A-F]{1,16}",
+)  # fmt: skip
+HARD = (
+    r"(.|\n){0,500}Answer:", r"(a+)+b", r"(a|a)*c", r"[^\n]{0,2000}", r"(?=.*[A-Z])(?=.*\d).{8,20}", r"((a{0,30}){0,30}){0,30}b",
+    r"(x+x+)+y", r"\w+(\s\w+){0,99}", r"(?:(?:a|b|c|d|e){20}){5}", r"(a|b)\1",
 )  # fmt: skip
 INVOICE = {
     "type": "object",
@@ -122,6 +128,56 @@ def judge(check: Any, text: str) -> str | None:
     return next((f"not valid ({error.message[:100]})" for error in check.iter_errors(value)), None)
 
 
+def regexes() -> int:
+    """Compile each pattern, follow random masks to an end ten times; returns how many patterns were wrong or too slow."""
+    tokenizer = load_tokenizer()
+    Constraint.regex("warm up").compile(tokenizer)
+    rng = random.Random(0)
+    mask = np.zeros((1, -(-tokenizer.vocab_size // 32)), dtype=np.int32)
+    right, bad = 0, 0
+    refused: list[str] = []
+    compiles: list[float] = []
+    masks: list[float] = []
+    for pattern in (*PATTERNS, *HARD):
+        start = time.process_time()
+        try:
+            compiled = Constraint.regex(pattern).compile(tokenizer)
+        except InvalidRequest as error:
+            refused.append(f"{pattern}: {error}"[:160])
+            continue
+        finally:
+            compiles.append((time.process_time() - start) * 1000)
+        wrong, slowest = 0, 0.0
+        for _ in range(10):
+            matcher, budget, tokens = compiled.matcher(), compiled.min_tokens + rng.randrange(40), list[int]()
+            while not matcher.finished and matcher.can_continue and len(tokens) < budget:
+                begun = time.process_time_ns()
+                matcher.fill_mask_within(mask, 0, budget - len(tokens))
+                masks.append((time.process_time_ns() - begun) / 1000)
+                slowest = max(slowest, masks[-1])
+                allowed = np.flatnonzero(np.unpackbits(mask[0].view(np.uint8), bitorder="little"))
+                token = int(rng.choice(allowed))
+                if not matcher.accept(token):
+                    wrong += 1
+                    break
+                if token not in tokenizer.eos_ids:
+                    tokens.append(token)
+            text = b"".join(map(tokenizer.token_bytes, tokens)).decode("utf-8", "replace")
+            wrong += re.fullmatch(pattern, text) is None
+        slow = compiles[-1] > 100 or slowest > 2000
+        right += not wrong
+        if wrong or slow:
+            bad += 1
+            print(f"{pattern}: {wrong} of 10 wrong, compiled in {compiles[-1]:.1f} ms, slowest mask {slowest:.0f} us")
+    for line in refused:
+        print(f"refused: {line}")
+    print(
+        f"{len(compiles)} patterns: {right} right, {len(refused)} refused by name; compile ms median {statistics.median(compiles):.2f}, most "
+        f"{max(compiles):.1f}; mask us median {statistics.median(masks):.1f}, mean {statistics.mean(masks):.1f}, most {max(masks):.0f} of {len(masks):,}"
+    )
+    return bad
+
+
 def speed(engine: Engine, repeats: int, documents: int) -> int:
     """Extraction of ``documents`` documents, A B A B beside free decoding of as many tokens for each; returns 1 below 1.0x."""
     rng = random.Random(0)
@@ -159,7 +215,7 @@ def speed(engine: Engine, repeats: int, documents: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["valid", "speed"])
+    parser.add_argument("what", choices=["valid", "regexes", "speed"])
     parser.add_argument("--schemas", type=Path, help="JSONL with a schema in each row (valid)")
     parser.add_argument("--count", type=int, default=2000, help="outputs in all (valid)")
     parser.add_argument("--of", type=int, default=200, help="schemas in all (valid)")
@@ -173,6 +229,8 @@ def main() -> int:
     busy = watch()
     if busy:
         print(f"warning: {busy}")
+    if args.what == "regexes":
+        return int(regexes() > 0)
     with Engine(max_model_len=2048) as engine:
         if args.what == "valid":
             return int(valid(engine, args.schemas, args.count, args.of, args.seed) > 0)
