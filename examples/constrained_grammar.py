@@ -14,6 +14,10 @@ atom: NUMBER | "(" sum ")"
 NUMBER: /[1-9][0-9]{0,2}/
 """
 
+QUESTIONS = """\
+Question: The weather in Oslo for 2 days? Answer: I will ask. <tool>{"city":"Oslo","days":2}</tool>
+Question: The weather in Paris for 3 days? Answer:"""
+
 WEATHER = {
     "type": "object",
     "properties": {
@@ -36,8 +40,8 @@ def main() -> None:
             [("<tool>", Constraint.json_schema(WEATHER), "</tool>")], at_least_one=True, stop_after_first=True
         )
         (output,) = engine.generate(
-            "Tools are called like <tool>{...}</tool>. Ask for the weather in Paris: ",
-            SamplingParams(max_tokens=80, temperature=0, constraint=tools),
+            QUESTIONS,
+            SamplingParams(max_tokens=48, temperature=0, constraint=tools),
         )
         print(output.text)
         print(json.loads(output.text.partition("<tool>")[2].partition("</tool>")[0]))

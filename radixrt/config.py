@@ -15,6 +15,7 @@ from radixrt.errors import InvalidRequest, shown, unknown_field
 POLICIES = ("lpm", "dfs-weight", "fcfs", "priority")
 _MOST = 2**31 - 1  # slots, pages and positions are int32
 _MOST_THREADS = 1024  # torch takes more, and every one of them costs memory and time
+BACKENDS = ("auto", "native", "reference")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -66,6 +67,9 @@ class EngineConfig:
     jump_forward: bool = _setting(
         True, "append text that a constraint forces without sampling it, in the tokenizer's own tokens"
     )
+    grammar_backend: str = _setting(
+        "auto", "what runs constraints; auto: native where it was built, else the Python reference", choices=BACKENDS
+    )
     check_integrity: bool = _setting(False, "verify tree, pool and locks after every step (slow; for tests)")
 
     def __post_init__(self) -> None:
@@ -91,7 +95,12 @@ class EngineConfig:
         object.__setattr__(self, "kv_memory_fraction", fraction)
         for name in ("disable_radix_cache", "jump_forward", "check_integrity"):
             flag(name, getattr(self, name))
-        for name, valid in (("schedule_policy", POLICIES), ("dtype", DTYPES), ("kv_dtype", DTYPES)):
+        for name, valid in (
+            ("schedule_policy", POLICIES),
+            ("dtype", DTYPES),
+            ("kv_dtype", DTYPES),
+            ("grammar_backend", BACKENDS),
+        ):
             value = getattr(self, name)
             if not isinstance(value, str) or value not in valid:
                 raise InvalidRequest(name, f"={shown(value)}: must be one of {', '.join(valid)}")

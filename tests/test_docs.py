@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from radixrt import Constraint
 from radixrt.cli import COMMANDS, main
 from radixrt.cli.flags import documented_fields
 from radixrt.config import EngineConfig
@@ -60,15 +61,17 @@ def ids(block: Block) -> str:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder with the files that the README shows."""
     monkeypatch.chdir(tmp_path)
-    for block in blocks("jsonl"):
-        name = re.findall(r"`([\w.]+\.jsonl)`", README.split("\n```jsonl", 1)[0])[-1]
-        (tmp_path / name).write_text(block.text, "utf-8")
+    for language in ("jsonl", "json"):
+        for block in blocks(language):
+            before = "\n".join(README.splitlines()[: block.line])
+            name = re.findall(rf"`([\w.]+\.{language})`", before)[-1]
+            (tmp_path / name).write_text(block.text, "utf-8")
     return tmp_path
 
 
 def test_the_readme_has_blocks_of_known_kinds_only() -> None:
     languages = set(re.findall(r"^```(\w+)$", README, re.MULTILINE))
-    assert languages == {"sh", "python", "jsonl", "text"}
+    assert languages == {"sh", "python", "jsonl", "json", "text"}
     assert len(commands()) >= 8
     assert len(blocks("python")) >= 4
 
@@ -186,6 +189,20 @@ def with_tables(readme: str) -> str:
 
 def test_the_tables_of_the_readme_are_those_of_the_code() -> None:
     assert with_tables(README) == README, "run 'python tests/test_docs.py' to renew the tables"
+
+
+def test_what_the_readme_links_to_exists() -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    assert len(targets) >= 4
+    for target in targets:
+        assert (ROOT / target).exists(), target
+
+
+def test_every_constraint_is_documented() -> None:
+    kinds = [name for name, value in vars(Constraint).items() if isinstance(value, classmethod) and name != "from_dict"]
+    assert len(kinds) >= 9
+    for kind in kinds:
+        assert f"`Constraint.{kind}(" in README, kind
 
 
 def options() -> Iterator[str]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from radixrt.cache.page_pool import IntArray, PagePool
@@ -25,6 +26,7 @@ from radixrt.engine.inputs import Message, Prompt, check_ids, check_limits, read
 from radixrt.engine.live import LiveRequest, LiveSample
 from radixrt.engine.stats import EngineStats, OptimalCache
 from radixrt.errors import EngineClosed, InvalidRequest, RadixrtError
+from radixrt.grammar.compile import compile_constraint
 from radixrt.grammar.compile_cache import CompileCache
 from radixrt.grammar.constraint import Constraint
 from radixrt.grammar.matcher import CompiledConstraint
@@ -87,7 +89,7 @@ class Engine:
             schedule_policy=self.config.schedule_policy,
             max_wait_steps=self.config.max_wait_steps,
         )
-        self._compiler = CompileCache()
+        self._compiler = CompileCache(compile=partial(compile_constraint, backend=self.config.grammar_backend))
         self._requests: dict[str, LiveRequest] = {}
         self._samples: dict[int, LiveSample] = {}  # by the uid of their sequence
         self._mailbox: deque[OutputDelta] = deque()  # made outside of a step, or read by someone else's loop
@@ -122,8 +124,10 @@ class Engine:
         items = split_prompts(prompts)
         each = _params_for(items, params)
         ready: list[Ready] = []
-        for constraint in {one.constraint for one in each if isinstance(one, SamplingParams)} - {None}:
-            self.compile(constraint)  # all at once, in the workers; _check waits for its own
+        asked = {one.constraint for one in each if isinstance(one, SamplingParams)}
+        for constraint in asked:
+            if constraint is not None:
+                self.compile(constraint)  # all at once, in the workers; _check waits for its own
         for index, (item, one) in enumerate(zip(items, each, strict=True)):
             try:
                 ready.append(self._check(item, one))

@@ -5,7 +5,7 @@ Invariant: the grammar accepts exactly the constraint's outputs, or an ``Unsuppo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from radixrt.errors import InvalidRequest
 from radixrt.grammar import constraint as asked
@@ -13,15 +13,15 @@ from radixrt.grammar import ir
 from radixrt.grammar.constraint import Constraint
 
 if TYPE_CHECKING:
-    from radixrt.grammar.matcher import CompiledConstraint
+    from radixrt.grammar.matcher import CompiledConstraint, Engine
     from radixrt.model.tokenizer import Tokenizer
 
 
-def compile_constraint(constraint: Constraint, tokenizer: Tokenizer) -> CompiledConstraint:
-    """The automaton of a constraint for a vocabulary. Errors are those of ``Constraint.compile``."""
+def compile_constraint(constraint: Constraint, tokenizer: Tokenizer, backend: str = "auto") -> CompiledConstraint:
+    """The automaton of a constraint for a vocabulary, run by ``backend``. Errors are those of ``Constraint.compile``."""
     from radixrt.grammar.matcher import compile_grammar
 
-    return compile_grammar(to_grammar(constraint), tokenizer)
+    return compile_grammar(to_grammar(constraint), tokenizer, engine=cast("Engine", backend))
 
 
 def to_grammar(constraint: Constraint) -> ir.Grammar:

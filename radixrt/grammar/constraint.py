@@ -201,7 +201,7 @@ class Constraint:
             schema: a dict, a JSON text, or a pydantic model class (whatever has ``model_json_schema()``).
             whitespace: ``"compact"``: no white space between tokens; ``"flexible"``: also as ``json.dumps`` writes it and indented.
             key_order: ``"declared"``: properties in the order of the schema; ``"any"``: in any order.
-            strict_formats: enforce ``format`` and refuse unknown ones; otherwise it is an annotation.
+            strict_formats: refuse a ``format`` that is not known; otherwise an unknown one is an annotation. Known ones are enforced.
             registry: schemas for remote ``$ref``, by URI. The network is never asked.
 
         Raises:

@@ -89,7 +89,9 @@ class ForcedTokens:
         if self._split is None or text[-1:].isspace() or text[-1:] == "'":
             return False
         for number in _NEXT:
-            if follows(bytes((number,))) and all(start != len(text) for _, (start, _) in self._split(text + chr(number))):
+            if follows(bytes((number,))) and all(
+                start != len(text) for _, (start, _) in self._split(text + chr(number))
+            ):
                 return False
         return not any(follows(bytes((number,))) for number in range(128, 256))
 

@@ -25,6 +25,7 @@ class FakeStats:
     generated_tokens: int
     hit_rate: float = 0.5
     optimal_hit_rate: float = 0.75
+    forced_tokens: int = 0
 
 
 @dataclass

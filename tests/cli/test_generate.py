@@ -85,7 +85,15 @@ def test_a_row_has_every_figure(cli: Any) -> None:
     (row,) = rows(cli("generate", "--jsonl", "a b").out)
     assert row["prompt_tokens"] == row["cached_tokens"] + row["computed_tokens"] == 10
     assert (row["completion_tokens"], row["finish_reason"], row["error"]) == (2, "stop", None)
-    assert {"queue_time", "prefill_time", "decode_time", "token_ids", "stop_reason", "preemptions"} <= set(row)
+    assert {
+        "queue_time",
+        "prefill_time",
+        "decode_time",
+        "token_ids",
+        "stop_reason",
+        "preemptions",
+        "forced_tokens",
+    } <= set(row)
 
 
 @pytest.mark.parametrize(
