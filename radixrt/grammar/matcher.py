@@ -119,7 +119,7 @@ def compile_grammar(
             limits.memory_bytes,
         )
     if core.empty():
-        raise UnsupportedConstraint(FIELD, "accepts nothing: no output could satisfy it")
+        raise UnsupportedConstraint(FIELD, "accepts nothing: no output (of fewer than 2**40 bytes) could satisfy it")
     constraint = CompiledConstraint(core, module, vocabulary, tokenizer)
     if constraint.matcher().min_bytes_to_end >= 1 << 40:
         bytes_ = core.unspelled()
