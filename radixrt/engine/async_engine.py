@@ -133,7 +133,9 @@ class AsyncEngine:
         def listen(item: OutputDelta | BaseException) -> None:
             loop.call_soon_threadsafe(deltas.put_nowait, item)
 
-        # tokenizing and checking stay off the thread that runs the steps
+        # compiling, tokenizing and checking stay off the thread that runs the steps; a slow compilation holds up nobody else
+        if isinstance(params, SamplingParams) and params.constraint is not None:
+            await asyncio.wrap_future(self._started().compile(params.constraint))
         ready = await asyncio.to_thread(self._started().prepare, prompt, params)
 
         def begin(engine: Engine) -> str:

@@ -453,8 +453,17 @@ class Engine:
             if request.params.prompt_logprobs is not None and request.prompt_logprobs is None:
                 request.prompt_logprobs = self._prompt_logprobs(request, slot_owner)
         vocab = self._info.vocab_size
-        allowed = {i: mask for i, item in enumerate(items) if (mask := item.mask(vocab)) is not None}
-        return sample(self._runner.logits(batch.sample_slots), [item.row() for item in items], allowed)
+        allowed, failed = {}, {}
+        for i, item in enumerate(items):
+            try:
+                mask = item.mask(vocab)
+            except Exception as error:  # the grammar came to a limit of its own
+                failed[i] = Sampled(-1, error=str(error))
+                continue
+            if mask is not None:
+                allowed[i] = mask
+        results = sample(self._runner.logits(batch.sample_slots), [item.row() for item in items], allowed)
+        return [failed.get(i, result) for i, result in enumerate(results)]
 
     def _prompt_logprobs(self, request: LiveRequest, sequence: Sequence) -> tuple[PositionLogprobs | None, ...]:
         """From the stored hidden states, so it does not matter which positions were cached."""
@@ -492,6 +501,8 @@ class Engine:
         if not self.config.jump_forward or params.logprobs is not None or params.prompt_logprobs is not None:
             return None
         for token in item.forced():
+            if token >= self._info.vocab_size:  # the tokenizer knows it, the model does not
+                break
             item.forced_tokens += 1
             self._forced_tokens += 1
             reason = self._append(item, Sampled(token))

@@ -90,6 +90,7 @@ class LiveSample:
         self.stop_reason: str | int | None = None
         self.matcher = constraint.matcher() if constraint is not None else None
         self.forced_tokens = 0
+        self._vocab = tokenizer.vocab_size
         self._stop_ids = frozenset(params.stop_token_ids)
         ends = frozenset() if params.ignore_eos and constraint is None else tokenizer.eos_ids
         self._end_ids = self._stop_ids | ends
@@ -112,7 +113,8 @@ class LiveSample:
         """The tokens that its constraint allows now and that leave room to complete it, int32 ``[ceil(vocab / 32)]``."""
         if self.matcher is None:
             return None
-        mask = np.zeros((1, -(-vocab // 32)), dtype=np.int32)
+        # a tokenizer may know more tokens than the model has logits for
+        mask = np.zeros((1, -(-max(vocab, self._vocab) // 32)), dtype=np.int32)
         self.matcher.fill_mask_within(mask, 0, self.sequence.remaining)
         if self.sequence.generated < self.request.params.min_tokens:
             clear(mask[0], self._early)

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 from radixrt.errors import InvalidRequest
 
-_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+# a string, or the rest of the text where it does not end: a scan never starts over inside it
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)'
 _BRACKET_OR_STRING = re.compile(rf"[\[\]{{}}]|{_STRING}", re.DOTALL)
 _SPACE_OR_STRING = re.compile(rf"[ \t\r\n]+|{_STRING}", re.DOTALL)
 

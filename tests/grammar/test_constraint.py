@@ -515,3 +515,9 @@ def test_real_constraints_through_the_cache(tokenizer: Any) -> None:
         result(bad)
     assert cache.stats().bytes > 0
     cache.close()
+
+
+def test_a_string_that_does_not_end_is_read_once() -> None:
+    """Linear in the text: with a scan starting over at every quote this one would take hours."""
+    with pytest.raises(InvalidRequest, match="json_schema"):
+        Constraint.json_schema('"\\' * 1_000_000)

@@ -235,3 +235,34 @@ def test_mail_addresses_of_limited_length_are_mail_addresses(high: int) -> None:
     assert short.max_length is not None
     assert short.max_length <= high
     assert short.accepts("f.last@example.com" if high < 100 else "first.last@my-company.example.com")
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused"),
+    [
+        ({"not": {"type": "object", "additionalProperties": False}, "const": {}}, "{}"),
+        ({"oneOf": [{"enum": [{}, 1.5]}, {"type": "object", "maxProperties": 0}]}, "{}"),
+        ({"enum": [{}, 1], "not": {"enum": [{}, 2]}}, "{}"),
+        ({"type": "string", "pattern": "b$", "maxLength": 1}, '"ab"'),
+        ({"type": "string", "pattern": "bc$", "maxLength": 2}, '"abc"'),
+        ({"type": "object", "propertyNames": {"pattern": "b$", "maxLength": 1}}, '{"ab":1}'),
+    ],
+)
+def test_what_a_shortcut_once_let_in(schema: dict, refused: str) -> None:
+    from radixrt.grammar.matcher import compile_grammar
+    from radixrt.grammar.vocabulary import Vocabulary
+
+    try:
+        grammar = compile_schema(schema)
+    except InvalidRequest as error:
+        assert "accepts nothing" in str(error)
+        return
+    vocabulary = Vocabulary.of([bytes((b,)) for b in range(256)], frozenset(), frozenset())
+    assert not compile_grammar(grammar, None, vocabulary=vocabulary).accepts(refused.encode())
+
+
+@pytest.mark.parametrize("number", ["1e20000", "1e999999999", "1e-999999999", "9" * 5000, "1" + "0" * 500])
+@pytest.mark.parametrize("keyword", ["maximum", "minimum", "multipleOf", "const", "minLength"])
+def test_numbers_beyond_any_use_are_refused_at_once(keyword: str, number: str) -> None:
+    with pytest.raises(UnsupportedConstraint, match="more than 400 digits or an exponent beyond that"):
+        compile_schema(f'{{"{keyword}": {number}}}')

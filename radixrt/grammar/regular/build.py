@@ -163,6 +163,8 @@ class _Positions:
     def repeat(self, item: Node, low: int, high: int | None) -> tuple[int, int, bool]:
         # Copies 1..low are needed, those up to high may each be the last. An item that may be empty is taken without its
         # empty text (same positions), and then any number of copies up to high will do.
+        if high == 0:
+            return 0, 0, True
         first, last, empty = self.visit(item)
         if not first:  # nothing, or the empty text alone: copies of it would never end
             return 0, 0, empty or low == 0

@@ -140,7 +140,9 @@ def _bound(node: Node, low: int, high: int | None) -> Node | None:
                 return None
             times = max(at_least, -(-low // a))
             limit = at_most if high is None else high // a if at_most is None else min(at_most, high // a)
-            return Or(()) if limit is not None and limit < times else Rep(item, times, limit)
+            if limit is not None and limit < times:
+                return Or(())
+            return Cat(()) if limit == 0 else Rep(item, times, limit)
         case Cat(items):
             widths = [width(item) for item in items]
             loose = [i for i, (a, b) in enumerate(widths) if a != b]

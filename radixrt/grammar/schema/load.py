@@ -19,6 +19,8 @@ from radixrt.grammar.schema.check import check_keywords
 from radixrt.grammar.schema.drafts import DRAFTS, MANY, NAMED, ONE, Draft, draft_of_uri
 from radixrt.grammar.schema.limits import SchemaLimits
 
+_MOST_DIGITS = 400  # of a number in a schema: what a double can hold, and some more
+
 
 class Resource:
     """A schema with an address of its own, and the anchors inside it."""
@@ -66,8 +68,24 @@ def parse_text(text: str, limits: SchemaLimits) -> Any:
     def constant(name: str) -> Any:
         raise InvalidRequest("json_schema", f"{name} is not JSON")
 
+    def real(written: str) -> Decimal:
+        value = Decimal(written)
+        if abs(value.adjusted()) > _MOST_DIGITS or len(written) > _MOST_DIGITS:
+            raise too_large(written)
+        return value
+
+    def whole(written: str) -> int:
+        if len(written) > _MOST_DIGITS:
+            raise too_large(written)
+        return int(written)
+
+    def too_large(written: str) -> UnsupportedConstraint:
+        return UnsupportedConstraint(
+            "json_schema", f"the number {written[:20]} has more than {_MOST_DIGITS} digits or an exponent beyond that"
+        )
+
     try:
-        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_float=Decimal)
+        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_float=real, parse_int=whole)
     except json.JSONDecodeError as error:
         raise InvalidRequest("json_schema", f"is not JSON: {error}") from None
     except RecursionError:

@@ -103,7 +103,8 @@ class ObjectText:
             return ir.NOTHING
         white = self.emitter.white
         if plan.high == 0 or not (plan.members or plan.cells):
-            return white.enclose(b"{", None, b"}", may_be_empty=True) if not plan.low else ir.NOTHING
+            unmet = plan.low or plan.exists or any(not clause.present for clause in plan.clauses)
+            return ir.NOTHING if unmet else white.enclose(b"{", None, b"}", may_be_empty=True)
         required = sum(member.required for member in plan.members)
         counts = plan.low > max(required, 1) or (plan.high is not None and bool(plan.members))
         any_order = self.any_order and (len(plan.members) + bool(plan.cells)) > 1
