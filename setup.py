@@ -11,7 +11,17 @@ setup(
             sources=["radixrt/grammar/native/module.cpp"],
             depends=[
                 f"radixrt/grammar/native/{name}.hpp"
-                for name in ("nfa", "vocabulary", "configurations", "automaton", "flatten", "objects")
+                for name in (
+                    "nfa",
+                    "vocabulary",
+                    "configurations",
+                    "automaton",
+                    "flatten",
+                    "objects",
+                    "chars",
+                    "spell",
+                    "regular",
+                )
             ],
             language="c++",
             extra_compile_args=["/O2", "/std:c++17"] if sys.platform == "win32" else ["-O3", "-std=c++17"],

@@ -7,15 +7,13 @@ token. Engines (native, reference) give the same results; which one runs is deci
 
 from __future__ import annotations
 
-import importlib
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from radixrt.grammar import automaton
+from radixrt.grammar.built import native_module
 from radixrt.grammar.errors import UnsupportedConstraint
 from radixrt.grammar.forced import ForcedTokens
 from radixrt.grammar.ir import Grammar
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from radixrt.model.tokenizer import Tokenizer
 
 Engine = Literal["auto", "native", "reference"]
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,7 @@ class AutomatonLimits:
     Fields:
         program: the size of the grammar; max_states: byte-automaton states it may become.
         max_items: places in the grammar at once (ambiguity); max_depth: nested rules during matching.
+        max_shortest: bytes of the shortest output.
         memory_bytes: lazily found configurations and their masks; beyond it they are dropped and found again. One step may
         take four times that and 1 MiB.
     """
@@ -46,23 +44,14 @@ class AutomatonLimits:
     max_states: int = 2_000_000
     max_items: int = 50_000
     max_depth: int = 20_000
+    max_shortest: int = 1 << 18
     memory_bytes: int = 64 << 20
-
-
-@cache
-def _native_module() -> Any:
-    """The compiled automaton, or None where it was not built. Looked for once."""
-    try:
-        return importlib.import_module("radixrt.grammar._native")
-    except ImportError as error:
-        logger.warning("constrained decoding runs without its compiled part, slowly: %s", error)
-        return None
 
 
 def _module(engine: Engine) -> Any:
     if engine == "reference":
         return automaton
-    module = _native_module()
+    module = native_module()
     if module is None:
         if engine == "native":
             raise UnsupportedConstraint(
@@ -121,10 +110,15 @@ def compile_grammar(
     if core.empty():
         raise UnsupportedConstraint(FIELD, "accepts nothing: no output (of fewer than 2**40 bytes) could satisfy it")
     constraint = CompiledConstraint(core, module, vocabulary, tokenizer)
-    if constraint.matcher().min_bytes_to_end >= 1 << 40:
+    shortest = constraint.matcher().min_bytes_to_end
+    if shortest >= 1 << 40:
         bytes_ = core.unspelled()
         named = ", ".join(f"0x{byte:02X}" for byte in bytes_[:8])
         raise UnsupportedConstraint(FIELD, f"needs a byte that no token of the vocabulary is: one of {named}")
+    if shortest > limits.max_shortest:
+        raise UnsupportedConstraint(
+            FIELD, f"needs an output of at least {shortest:,} bytes; the limit is {limits.max_shortest:,}"
+        )
     return constraint
 
 
@@ -217,15 +211,27 @@ class Matcher:
 
         Raises:
             UnsupportedConstraint: the grammar turned out too ambiguous or too large for its limits.
+            ValueError: ``mask`` is no such array, or has no such row.
         """
+        self._check_mask(mask, row)
         with _too_large(self._constraint._module):
             self._raw.fill_mask(mask, row)
 
     def fill_mask_within(self, mask: np.ndarray, row: int, remaining: int) -> None:
         """``fill_mask`` with only those tokens after which the plan needs at most ``remaining - 1`` more (end tokens do not
         count)."""
+        self._check_mask(mask, row)
         with _too_large(self._constraint._module):
             self._raw.fill_mask(mask, row, remaining)
+
+    def _check_mask(self, mask: np.ndarray, row: int) -> None:
+        words = self._constraint._vocabulary.words
+        if str(mask.dtype) != "int32" or mask.ndim != 2 or mask.shape[1] < words or not mask.flags.c_contiguous:
+            raise ValueError(
+                f"mask must be a contiguous int32 array [rows, at least {words}], not {mask.dtype} {mask.shape}"
+            )
+        if not 0 <= row < len(mask):
+            raise ValueError(f"row={row}: the mask has rows 0 to {len(mask) - 1}")
 
     # -- moving
 
@@ -251,6 +257,8 @@ class Matcher:
         Raises:
             ValueError: there were fewer.
         """
+        if not 0 <= n <= len(self._steps):
+            raise ValueError(f"n={n}: there are {len(self._steps)} steps to take back")
         self._raw.rollback(n)
         if n:
             del self._steps[-n:]
@@ -309,7 +317,7 @@ class Matcher:
 
 def fill_masks(matchers: Sequence[Matcher], mask: np.ndarray, rows: Sequence[int]) -> None:
     """``fill_mask`` for each matcher and its row; native ones in one call."""
-    native = _native_module() if any(m._constraint._module is not automaton for m in matchers) else None
+    native = native_module() if any(m._constraint._module is not automaton for m in matchers) else None
     quick = [m._constraint._module is native and native is not None for m in matchers]
     if all(quick) and native is not None:
         with _too_large(native):

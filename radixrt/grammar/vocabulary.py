@@ -42,6 +42,9 @@ class Vocabulary:
             ends,
         )
 
+    def __repr__(self) -> str:
+        return f"Vocabulary({self.size:,} tokens, ends={self.ends})"
+
     @property
     def size(self) -> int:
         return len(self.spelled)

@@ -1,6 +1,6 @@
 """Constrained generation on the default model: is every output valid and complete, and what do constraints cost?
 
-python scripts/bench/constraints.py valid --schemas FILE.jsonl    outputs of random schemas, budgets and samples
+python scripts/bench/constraints.py valid [--schemas FILE.jsonl]  random outputs of ten grammars, fifty patterns and the file's schemas
 python scripts/bench/constraints.py regexes                       compile and mask times of 60 patterns, random outputs checked
 python scripts/bench/constraints.py speed                         an extraction job beside free decoding of as many tokens
 """
@@ -8,16 +8,21 @@ python scripts/bench/constraints.py speed                         an extraction 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import random
 import re
 import statistics
 import sys
 import time
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from xml.etree import ElementTree
 
 import jsonschema
+import lark
 import numpy as np
 
 from radixrt import Constraint, Engine, InvalidRequest, SamplingParams, load_tokenizer
@@ -39,6 +44,151 @@ HARD = (
     r"(.|\n){0,500}Answer:", r"(a+)+b", r"(a|a)*c", r"[^\n]{0,2000}", r"(?=.*[A-Z])(?=.*\d).{8,20}", r"((a{0,30}){0,30}){0,30}b",
     r"(x+x+)+y", r"\w+(\s\w+){0,99}", r"(?:(?:a|b|c|d|e){20}){5}", r"(a|b)\1",
 )  # fmt: skip
+# name -> syntax, text, and the parser that judges (None: the lark package, with the same text)
+GRAMMARS: dict[str, tuple[Literal["lark", "gbnf", "ebnf"], str, Callable[[str], object] | None]] = {
+    "a calculation": (
+        "lark",
+        r"""
+        ?start: sum
+        ?sum: product | sum "+" product -> add | sum "-" product -> sub
+        ?product: atom | product "*" atom -> mul | product "/" atom -> div
+        ?atom: NUMBER -> number | "-" atom -> neg | NAME -> var | "(" sum ")"
+        %import common.CNAME -> NAME
+        %import common.NUMBER
+        %import common.WS_INLINE
+        %ignore WS_INLINE
+        """,
+        None,
+    ),
+    "a query": (
+        "lark",
+        r"""
+        start: "SELECT " columns " FROM " NAME (" WHERE " condition)? (" ORDER BY " NAME (" ASC" | " DESC")?)? (" LIMIT " INT)? ";"
+        columns: "*" | column (", " column)*
+        column: NAME | ("COUNT" | "SUM" | "AVG") "(" NAME ")"
+        condition: test | condition " AND " test | condition " OR " test
+        test: NAME COMPARED value | "NOT (" condition ")"
+        value: INT | /'[^'\n]{0,20}'/ | "NULL"
+        COMPARED: " = " | " <> " | " < " | " > "
+        NAME: /[a-z_]{1,12}/
+        %import common.INT
+        """,
+        None,
+    ),
+    "a program": (
+        "lark",
+        r"""
+        start: statement+
+        statement: NAME " = " value ";\n" | "while (" value ") " block | "if (" value ") " block (" else " block)? | "print(" value ");\n"
+        block: "{\n" statement* "}\n"
+        ?value: term | value (" + " | " - " | " == " | " < ") term
+        ?term: NAME | INT | ESCAPED_STRING | "(" value ")"
+        NAME: /(?!while|if|else|print)[a-z][a-z0-9_]{0,9}/
+        %import common (INT, ESCAPED_STRING)
+        """,
+        None,
+    ),
+    "a letter": (
+        "lark",
+        r"""
+        start: "Dear " PERSON ",\n\n" sentence~1..4 "\n\n" ("Yours sincerely" | "Kind regards"i) ",\n" PERSON
+        sentence: WORD (" " WORD | ", " WORD)~2..6 END
+        END: /[.!?] ?/
+        PERSON: ("Mr " | "Ms " | "Dr ")? UPPER LOWER~2..9
+        WORD: (UPPER | LOWER) LOWER~0..7
+        UPPER: "A".."Z" | "É"
+        LOWER: "a".."z" | "é" | "ü"
+        """,
+        None,
+    ),
+    "a list in Lisp": (
+        "lark",
+        r"""
+        start: list
+        list: "(" [item (_SPACE item)*] ")"
+        ?item: SYMBOL | SIGNED_NUMBER | ESCAPED_STRING | list | "'" item | COMMENT item
+        SYMBOL: /[a-zA-Z*\/<>=?!][a-zA-Z0-9*\/<>=?!-]*/
+        COMMENT: /;[^\n]*\n/
+        _SPACE: /[ \n]+/
+        %import common (SIGNED_NUMBER, ESCAPED_STRING)
+        """,
+        None,
+    ),
+    "a JSON document": (
+        "gbnf",
+        r"""
+        root ::= ws value ws
+        value ::= object | array | string | number | "true" | "false" | "null"
+        object ::= "{" ws (pair (ws "," ws pair)*)? ws "}"
+        pair ::= string ws ":" ws value
+        array ::= "[" ws (value (ws "," ws value)*)? ws "]"
+        string ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))* "\""
+        number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
+        ws ::= [ \t\n]{0,4}
+        """,
+        json.loads,
+    ),
+    "an expression in Python": (
+        "gbnf",
+        r"""
+        root ::= either
+        either ::= or (" if " or " else " either)?   # the rules below are the precedence of Python's operators
+        or ::= and (" or " and)*
+        and ::= not (" and " not)*
+        not ::= "not "* compared
+        compared ::= sum ((" < " | " == " | " != " | " in " | " not in " | " is ") sum)?
+        sum ::= product (" " [-+] " " product)*
+        product ::= power ((" * " | " / " | " // " | " % ") power)*
+        power ::= "-"? trailed ("**" power)?
+        trailed ::= number | atom ("." name | "[" either (":" either)? "]" | "(" (either (", " either)*)? ")")*
+        atom ::= name | string | "(" either ")" | "[" (either (", " either)*)? "]" | "{" either ": " either "}" | lambda
+        lambda ::= "(lambda " name ": " either ")"
+        name ::= [a-z]{1,6} "_" [0-9]?
+        number ::= ("0" | [1-9] [0-9]{0,5}) "." [0-9]{1,4} | [1-9] [0-9]{0,5} "j"?
+        string ::= "'" ([^'\\\x00-\x1F] | "\\n")* "'"
+        """,
+        lambda text: ast.parse(text, mode="eval"),
+    ),
+    "an XML document": (
+        "gbnf",
+        r"""
+        root ::= "<?xml version=\"1.0\"?>\n"? element
+        element ::= note | list | "<empty" attribute{0,1} "/>"
+        note ::= "<note" attribute? ">" content* "</note>"
+        list ::= "<list>\n" ("<item>" content* "</item>\n")+ "</list>"
+        content ::= text | element | "<!-- " [a-z ]* " -->" | "<![CDATA[" [^\]\x00-\x1F\uFFFE\uFFFF]* "]]>"
+        attribute ::= " name=\"" ([^<&"\x00-\x1F\uFFFE\uFFFF] | entity)* "\""
+        text ::= ([a-zA-Z0-9 .,;:!?\n] | entity)+
+        entity ::= "&" ("amp" | "lt" | "quot" | "#" [4-9] [0-9] | "#x" [A-F] [0-9A-F]) ";"
+        """,
+        ElementTree.fromstring,
+    ),
+    "a configuration in TOML": (
+        "ebnf",
+        r"""
+        root ::= 'settings = ' value (#xA '# ' [a-z ]* #xA 'more = ' value)? #xA
+        value ::= string | number | boolean | date | array | table
+        array ::= '[' (value (', ' value)* ','?)? ']'
+        table ::= '{' ('a = ' value (', b = ' value)?)? '}'
+        string ::= '"' ([a-zA-Z0-9 .,:é#] | '\\' ('n' | 't' | '"' | '\\' | 'u00' [0-9A-F] [0-9A-F]))* '"' | "'" [a-zA-Z0-9 "]* "'"
+        number ::= ('+' | '-')? ('0' | [1-9] ('_'? [0-9]){0,5}) ('.' [0-9]+ ('_' [0-9])?)? (('e' | 'E') '-'? [0-9]+)? | '0x' [0-9a-f]+ | 'inf'
+        boolean ::= 'true' | 'false'
+        date ::= ('19' | '20') [0-9] [0-9] '-' ('0' [1-9] | '1' [0-2]) '-' ('0' [1-9] | '1' [0-9] | '2' [0-8]) ('T' [0-1] [0-9] ':00:00Z')?
+        """,
+        tomllib.loads,
+    ),
+    "a regular expression": (
+        "ebnf",
+        r"""
+        root ::= branch ('|' branch)*
+        branch ::= piece*
+        piece ::= atom (('*' | '+' | '?' | '{' [1-9] (',' '9'?)? '}') '?'?)?
+        atom ::= [a-zA-Z0-9 ,:;=é] | '.' | '\\' [dDsSwW.*+?()] | '[' '^'? ([a-z] | [a-m] '-' [n-z] | '\\d')+ ']'
+               | '(' ('?:' | '?=' | '?!')? root ')'  /* no look-behind: its width would have to be fixed */
+        """,
+        re.compile,
+    ),
+}
 INVOICE = {
     "type": "object",
     "properties": {
@@ -68,12 +218,45 @@ INVOICE = {
 }
 
 
-def valid(engine: Engine, path: Path, count: int, schemas: int, seed: int) -> int:
+Job = tuple[str, SamplingParams, Any]  # a prompt, what is asked for, and what judges the output
+
+
+def valid(engine: Engine, path: Path | None, count: int, schemas: int, samples: int, seed: int) -> int:
     """Random constraints, temperature 1.0, budgets from the shortest possible to 200; returns how many outputs are wrong."""
     rng = random.Random(seed)
+    jobs = [*of_schemas(engine, rng, path, count, schemas)] if path else []
+    used = len({prompt for prompt, _, _ in jobs})
+    for pattern in PATTERNS:
+        constraint = Constraint.regex(pattern)
+        least = constraint.compile(engine.tokenizer).min_tokens
+        jobs += [("An example: ", budget(rng, constraint, least), re.compile(pattern)) for _ in range(2)]
+    for name, (syntax, text, parse) in GRAMMARS.items():
+        constraint = Constraint.grammar(text, syntax)
+        least = constraint.compile(engine.tokenizer).min_tokens
+        parse = parse or lark.Lark(text, parser="earley", lexer="dynamic_complete").parse
+        jobs += [(f"Here is {name}:\n", budget(rng, constraint, least), parse) for _ in range(samples)]
+    started = time.perf_counter()
+    outputs = engine.generate([prompt for prompt, _, _ in jobs], [params for _, params, _ in jobs], progress=True)
+    seconds = time.perf_counter() - started
+    wrong = 0
+    for (_, params, check), output in zip(jobs, outputs):
+        problem = output.error or judge(check, output.text)
+        if problem:
+            wrong += 1
+            print(f"WRONG {problem}: max_tokens={params.max_tokens} {output.text!r} {params.constraint!r}"[:600])
+    tokens = sum(o.completion_tokens for o in outputs)
+    full = sum(o.completion_tokens == params.max_tokens for (_, params, _), o in zip(jobs, outputs))
+    print(
+        f"{len(jobs)} outputs of {used} schemas, {len(PATTERNS)} patterns and {len(GRAMMARS)} grammars, {wrong} invalid or incomplete; "
+        f"{tokens:,} tokens in {seconds:.0f} s, {sum(o.forced_tokens for o in outputs) / max(tokens, 1):.1%} forced; "
+        f"{full} used their whole budget"
+    )
+    return wrong
+
+
+def of_schemas(engine: Engine, rng: random.Random, path: Path, count: int, schemas: int) -> Iterator[Job]:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     rng.shuffle(rows)
-    jobs: list[tuple[str, SamplingParams, Any]] = []
     used = 0
     for row in rows:
         if used == schemas:
@@ -89,26 +272,7 @@ def valid(engine: Engine, path: Path, count: int, schemas: int, seed: int) -> in
         kind = jsonschema.validators.validator_for(row["schema"], default=jsonschema.Draft202012Validator)
         check = kind(row["schema"], format_checker=kind.FORMAT_CHECKER)
         for _ in range(count // schemas):
-            jobs.append((f"A JSON document ({row['id']}):\n", budget(rng, constraint, least), check))
-    for pattern in PATTERNS:
-        constraint = Constraint.regex(pattern)
-        least = constraint.compile(engine.tokenizer).min_tokens
-        for _ in range(2):
-            jobs.append(("An example: ", budget(rng, constraint, least), re.compile(pattern)))
-    started = time.perf_counter()
-    outputs = engine.generate([prompt for prompt, _, _ in jobs], [params for _, params, _ in jobs], progress=True)
-    wrong = 0
-    for (_, params, check), output in zip(jobs, outputs):
-        problem = output.error or judge(check, output.text)
-        if problem:
-            wrong += 1
-            print(f"WRONG {problem}: max_tokens={params.max_tokens} {output.text!r} {params.constraint!r}"[:600])
-    tokens = sum(o.completion_tokens for o in outputs)
-    print(
-        f"{len(jobs)} outputs of {used} schemas and {len(PATTERNS)} patterns, {wrong} invalid or incomplete; {tokens:,} tokens in "
-        f"{time.perf_counter() - started:.0f} s, {sum(o.forced_tokens for o in outputs) / max(tokens, 1):.1%} forced"
-    )
-    return wrong
+            yield f"A JSON document ({row['id']}):\n", budget(rng, constraint, least), check
 
 
 def budget(rng: random.Random, constraint: Constraint, least: int) -> SamplingParams:
@@ -121,6 +285,12 @@ def judge(check: Any, text: str) -> str | None:
     """What is wrong with an output, if anything."""
     if isinstance(check, re.Pattern):
         return None if check.fullmatch(text) else "no full match"
+    if callable(check):
+        try:
+            check(text)
+        except Exception as error:  # each parser has its own
+            return f"not parsed ({error})"
+        return None
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -219,12 +389,11 @@ def main() -> int:
     parser.add_argument("--schemas", type=Path, help="JSONL with a schema in each row (valid)")
     parser.add_argument("--count", type=int, default=2000, help="outputs in all (valid)")
     parser.add_argument("--of", type=int, default=200, help="schemas in all (valid)")
+    parser.add_argument("--samples", type=int, default=12, help="outputs of each grammar (valid)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=3, help="(speed)")
     parser.add_argument("--documents", type=int, default=24, help="(speed)")
     args = parser.parse_args()
-    if args.what == "valid" and args.schemas is None:
-        parser.error("valid needs --schemas")
     print(machine())
     busy = watch()
     if busy:
@@ -233,7 +402,7 @@ def main() -> int:
         return int(regexes() > 0)
     with Engine(max_model_len=2048) as engine:
         if args.what == "valid":
-            return int(valid(engine, args.schemas, args.count, args.of, args.seed) > 0)
+            return int(valid(engine, args.schemas, args.count, args.of, args.samples, args.seed) > 0)
         return speed(engine, args.repeats, args.documents)
 
 

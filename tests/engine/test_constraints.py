@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,20 @@ from radixrt.grammar.compile import compile_constraint, to_grammar
 from radixrt.grammar.compile_cache import CompileCache
 from radixrt.grammar.errors import UnsupportedConstraint
 from radixrt.grammar.matcher import AutomatonLimits, compile_grammar
-from tests.engine.constraint_cases import CASES, PROMPTS, answer, assert_valid, essence, work
+from tests.engine.constraint_cases import (
+    CASES,
+    EXACT,
+    GRAMMARS,
+    PATTERNS,
+    PROMPTS,
+    QUESTIONS,
+    answer,
+    assert_valid,
+    essence,
+    reference_constrained,
+    reference_constrained_batch,
+    work,
+)
 from tests.engine.oracle import reference_logits
 
 Make = Callable[..., Engine]
@@ -157,46 +171,6 @@ def test_samples_of_one_prompt_differ_and_share_it(make_engine: Make) -> None:
 
 
 # ---- the reference
-
-
-def spelled_by(engine: Engine, tokens: list[int]) -> str | None:
-    try:
-        return b"".join(map(engine.tokenizer.token_bytes, tokens)).decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def reference_constrained(engine: Engine, model: PreTrainedModel, ids: list[int], pattern: str) -> list[int]:
-    """Greedy tokens of transformers' logits, each the likeliest that ``regex`` says can still become a match (of ASCII)."""
-    tokens: list[int] = []
-    while True:
-        logits = reference_logits(model, [*ids, *tokens])[-1]
-        for token in torch.argsort(logits, descending=True, stable=True).tolist():
-            text = spelled_by(engine, tokens)
-            if token in engine.tokenizer.eos_ids:
-                if text is not None and regex.fullmatch(pattern, text):
-                    return [*tokens, token]
-            elif token < engine.tokenizer.vocab_size and token not in engine.tokenizer.special_ids:
-                text = spelled_by(engine, [*tokens, token])
-                if text not in (None, spelled_by(engine, tokens)) and regex.fullmatch(pattern, text, partial=True):
-                    tokens.append(token)
-                    break
-        else:
-            return tokens
-        text = spelled_by(engine, tokens)
-        assert text is not None
-        if regex.fullmatch(pattern, text) and text.endswith("."):  # every pattern ends with its only full stop
-            return tokens
-
-
-PATTERNS = [
-    r"[a-z]{2,8}\.",
-    r"(yes|no|yesterday|nobody)( [a-z]{1,4}){0,2}\.",
-    r'\{"name":"[A-Za-z ]{1,8}","age":(1?[0-9]|20)\}\.',
-    r"([01]{2} ){1,3}x\.",
-    r"(foo|foobar|foobarbaz){1,3}\.?",
-    r"[a-z]{41}\.",
-]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2", "qwen3"])
@@ -493,8 +467,6 @@ def test_streams_of_constraints_in_an_event_loop(make_engine: Make) -> None:
 
 # ---- the embedded model
 
-QUESTIONS = [f"The {what} was described in a few words:" for what in ("sea", "moon", "city", "old man", "a recipe")]
-
 
 @pytest.fixture(scope="module")
 def reference() -> PreTrainedModel:
@@ -507,18 +479,41 @@ def reference() -> PreTrainedModel:
 def test_greedy_of_the_embedded_model_is_the_masked_reference(
     reference: PreTrainedModel, default_engine: Engine
 ) -> None:
-    cases = [(q, pattern) for i, q in enumerate(QUESTIONS) for pattern in (PATTERNS[i % 3], PATTERNS[1])]
-    expected = [
-        reference_constrained(default_engine, reference, default_engine.tokenizer.encode(q), pattern)
-        for q, pattern in cases
-    ]
-    params = [
-        SamplingParams(temperature=0, max_tokens=60, constraint=Constraint.regex(pattern), logprobs=0)
-        for _, pattern in cases
-    ]
-    outputs = default_engine.generate([q for q, _ in cases], params)
+    """A hundred prompts: cached or not, in a batch or alone, preempted or not."""
+    names = [list(EXACT)[i % len(EXACT)] for i in range(len(QUESTIONS))]
+    prompts = [default_engine.tokenizer.encode(question) for question in QUESTIONS]
+    expected = reference_constrained_batch(
+        default_engine.tokenizer, reference, list(zip(prompts, [EXACT[name][1] for name in names]))
+    )
+    assert len(expected) == 100 and len(set(map(tuple, expected))) > 50
+    # what is forced need not be what would have been sampled, and is off where log-probabilities are asked for
+    params = [SamplingParams(temperature=0, max_tokens=48, constraint=EXACT[name][0], logprobs=0) for name in names]
+    outputs = default_engine.generate(QUESTIONS, params)
     assert [list(o.token_ids) for o in outputs] == expected
-    assert all(regex.fullmatch(pattern, o.text) for (_, pattern), o in zip(cases, outputs))
+    assert all(o.finish_reason is FinishReason.STOP for o in outputs)
+    assert all(regex.fullmatch(EXACT[name][1], o.text) for name, o in zip(names, outputs))
+    some = list(range(0, len(QUESTIONS), 11))
+    alone = [default_engine.generate(QUESTIONS[i], params[i])[0] for i in some]  # the prompt is cached by now
+    assert [list(o.token_ids) for o in alone] == [expected[i] for i in some]
+    assert all(o.cached_tokens >= len(prompts[i]) - 1 for i, o in zip(some, alone))
+    some = sorted(range(len(QUESTIONS)), key=lambda i: len(expected[i]))[-10:]
+    with Engine(max_total_tokens=64, disable_radix_cache=True, check_integrity=True) as small:
+        cold = small.generate(
+            [QUESTIONS[i] for i in some], [replace(params[i], max_tokens=len(expected[i]) + 8) for i in some]
+        )
+        assert [list(o.token_ids) for o in cold] == [expected[i] for i in some]
+        assert sum(o.preemptions for o in cold) > 0 == sum(o.cached_tokens for o in cold)
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_outputs_of_grammars_are_read_by_their_own_parser(name: str, default_engine: Engine) -> None:
+    constraint, parse = GRAMMARS[name]
+    least = default_engine.compile(constraint).result().min_tokens
+    budgets = [least, least + 25]
+    params = [SamplingParams(max_tokens=n, temperature=1, seed=n, constraint=constraint) for n in budgets]
+    for output in default_engine.generate([f"Here is {name}:\n"] * 2, params):
+        assert output.error is None
+        parse(output.text)
 
 
 def spans(engine: Engine, tokens: list[int]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from radixrt.grammar import automaton, ir
 from radixrt.grammar.errors import UnsupportedConstraint
-from radixrt.grammar.matcher import CompiledConstraint, Engine, compile_grammar
+from radixrt.grammar.matcher import AutomatonLimits, CompiledConstraint, Engine, compile_grammar
 from radixrt.grammar.program import ProgramLimits, program
 from radixrt.grammar.vocabulary import Vocabulary
 from tests.grammar import naive
@@ -201,6 +201,14 @@ def test_limits_are_errors(engine: Engine) -> None:
         program(ir.Grammar({"start": wide}), ProgramLimits(max_nodes=50))
     with pytest.raises(UnsupportedConstraint, match="more than 10 bytes"):
         program(ir.Grammar({"start": ir.Bytes(b"x" * 11)}), ProgramLimits(max_bytes=10))
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+def test_outputs_that_are_long_at_the_least_are_refused_by_that_length(engine: Engine) -> None:
+    grammar = ir.Grammar({"start": ir.Repeat(ir.Alt((literal("ab"), literal("c"))), 1000, None)})
+    with pytest.raises(UnsupportedConstraint, match="at least 1,000 bytes; the limit is 999"):
+        compile_grammar(grammar, None, vocabulary=BYTES, limits=AutomatonLimits(max_shortest=999), engine=engine)
+    compile_grammar(grammar, None, vocabulary=BYTES, limits=AutomatonLimits(max_shortest=1000), engine=engine)
 
 
 def test_shared_parts_are_not_multiplied() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.grammar import ir, matcher
+from radixrt.grammar import built, ir
 from radixrt.grammar.errors import UnsupportedConstraint
 from radixrt.grammar.forced import ForcedTokens
 from radixrt.grammar.matcher import CompiledConstraint, Engine, Matcher, compile_grammar
@@ -100,8 +100,8 @@ def test_without_its_compiled_part_it_says_so_once_and_runs(
     def missing(name: str) -> Any:
         raise ImportError("No module named '_native'")
 
-    matcher._native_module.cache_clear()
-    monkeypatch.setattr(matcher.importlib, "import_module", missing)
+    built.native_module.cache_clear()
+    monkeypatch.setattr(built.importlib, "import_module", missing)
     try:
         grammar = ir.Grammar({"start": literal("ab")})
         made = [compile_grammar(grammar, None, vocabulary=SMALL) for _ in range(2)]
@@ -111,7 +111,7 @@ def test_without_its_compiled_part_it_says_so_once_and_runs(
         with pytest.raises(UnsupportedConstraint, match="not built"):
             compile_grammar(grammar, None, vocabulary=SMALL, engine="native")
     finally:
-        matcher._native_module.cache_clear()
+        built.native_module.cache_clear()
 
 
 # -- forced tokens

@@ -79,6 +79,12 @@ def test_table_agrees_with_jsonschema(schema: Any, good: list[str], bad: list[st
         ({"enum": [{1, 2}]}, "#/enum", "no JSON value"),
         ({"const": float("inf")}, "#/const", "no JSON number"),
         ({"enum": []}, "json_schema", "accepts nothing"),
+        ({"$schema": 5}, "#/$schema", "=5: must be a string"),
+        ({"items": {"$schema": ["draft-07"]}}, "#/items/$schema", "must be a string"),
+        ({"properties": {"a": {"required": ["\ud800"]}}}, "#/properties/a/required", "lone surrogate"),
+        ({"properties": {"x\udfff": {}}}, "#/properties", "lone surrogate"),
+        ({"dependentRequired": {"a": ["\ud800"]}}, "#/dependentRequired", "lone surrogate"),
+        ({"dependencies": {"\ud800": ["a"]}}, "#/dependencies", "lone surrogate"),
     ],
 )
 def test_invalid(schema: Any, field: str, says: str) -> None:

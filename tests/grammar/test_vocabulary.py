@@ -91,3 +91,8 @@ def test_the_default_vocabulary_spells_every_byte_of_utf8_but_the_rare_planes() 
     assert vocabulary.size == tokenizer.vocab_size and set(vocabulary.ends) == tokenizer.eos_ids
     assert all(vocabulary.spelled[id] == b"" for id in tokenizer.special_ids)
     assert set(range(0x20, 0x7F)) <= vocabulary.single_bytes
+
+
+def test_shown_in_a_line() -> None:
+    vocabulary = Vocabulary.of([b"token"] * 50_000, [1])
+    assert repr(vocabulary) == "Vocabulary(50,000 tokens, ends=(1,))"

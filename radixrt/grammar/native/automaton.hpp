@@ -25,22 +25,21 @@ class Automaton : public Configurations {
         return *slot;
     }
 
-    // Tokens after which at most `left` more end the output. Returns false if that is every token of mask(n).
+    // Tokens after which at most `left` more end the output. Returns false if that is every token of mask(n). One walk at most
+    // beside that of mask(n), and none of that one where time is so short that some tokens are most likely too many.
     bool mask_within(i32 n, u64 left, u32* bits) {
-        const Mask& full = mask(n);
-        if (full.worst <= left) return false;
+        bool close = !mask_known(n) && left < cost(n) + 4 && left < u64(plan_length(n)) + 4;
+        if (!close && mask(n).worst <= left) return false;
         i32 worst = nodes_[n].worst_plan;
-        if (worst == UNKNOWN) {
-            u64 found = 0;
-            each_token(n, [&](i32 to) {
-                found = std::max<u64>(found, u64(plan_length(to)));
-                return false;
-            }, nullptr);
-            worst = nodes_[n].worst_plan = i32(std::min<u64>(found, 0x7FFFFFFF));
-        }
-        if (u64(worst) <= left) return false;
+        if (worst != UNKNOWN && u64(worst) <= left) return false;
         std::memset(bits, 0, v_->words * 4);
-        each_token(n, [&](i32 to) { return u64(plan_length(to)) <= left; }, bits);
+        u64 found = 0;
+        each_token(n, [&](i32 to) {
+            u64 length = u64(plan_length(to));
+            found = std::max(found, length);
+            return length <= left;
+        }, bits);
+        nodes_[n].worst_plan = i32(std::min<u64>(found, 0x7FFFFFFF));
         return true;
     }
 

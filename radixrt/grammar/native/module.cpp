@@ -1,6 +1,7 @@
 // radixrt.grammar._native: the lazy automaton for Python. Vocabulary, Automaton (shared), Matcher (one per sequence).
 #include "flatten.hpp"
 #include "objects.hpp"
+#include "regular.hpp"
 
 namespace radixrt {
 namespace {
@@ -512,6 +513,10 @@ PyGetSetDef matcher_getset[] = {{"can_end", matcher_can_end, nullptr, nullptr, n
                                 {}};
 PyMethodDef module_methods[] = {{"fill_masks", fill_masks, METH_VARARGS, nullptr},
                                 {"flatten", flatten, METH_VARARGS, nullptr},
+                                {"canonical", regular_canonical, METH_VARARGS, nullptr},
+                                {"minimize", regular_minimize, METH_VARARGS, nullptr},
+                                {"product", regular_product, METH_VARARGS, nullptr},
+                                {"spell", regular_spell, METH_VARARGS, nullptr},
                                 {}};
 
 PyType_Slot vocabulary_slots[] = {{Py_tp_new, reinterpret_cast<void*>(vocabulary_new)},

@@ -14,7 +14,7 @@ from radixrt.grammar.errors import UnsupportedConstraint
 from radixrt.grammar.regular.chardfa import Budget, CharDfa, grow
 from radixrt.grammar.regular.charset import CharSet, partition
 from radixrt.grammar.regular.limits import RegularLimits
-from radixrt.grammar.regular.minimize import minimize
+from radixrt.grammar.regular.minimize import Rows, minimize
 from radixrt.grammar.regular.nodes import (
     ANY_STAR,
     AT_END,
@@ -191,7 +191,7 @@ class _Compiler:
     def __init__(self, bits: dict[CharSet, int], members: Sequence[int], budget: Budget) -> None:
         self.bits, self.members, self.budget = bits, members, budget
         self.behind: dict[Node, int] = {}  # tree of a look-behind -> index into the vector
-        self.behind_tables: list[tuple[list[list[int]], list[bool]]] = []
+        self.behind_tables: list[tuple[Rows, Sequence[bool]]] = []
         every = [TRUE] * len(members), [FALSE] * len(members)
         self.duties: list[list[int]] = [every[0], every[1]]  # rows of obligations, all numbered together
         self.duty_ends: list[bool] = [True, False]
@@ -265,27 +265,54 @@ class _Compiler:
         everything: _Threads = frozenset({(free, settled if positions.open_ends else 0)})
         budget = self.budget
 
-        def close(seeds: list[tuple[frozenset[int], int]], at: tuple[int, ...]) -> _Threads:
-            """Answer or note down the questions of look-around positions until only characters are left to take."""
+        closures: dict[tuple[int, tuple[int, ...]], list[tuple[frozenset[int], int]]] = {}
+
+        def closure(mask: int, at: tuple[int, ...]) -> list[tuple[frozenset[int], int]]:
+            """What positions come to with every question on the way answered or noted down: duties, and characters to take.
+
+            Fewest duties first: what was asked under fewer is not asked again, as ``fewest`` would drop all that came of it.
+            """
+            known = closures.get((mask, at))
+            if known is not None:
+                return known
             found: dict[frozenset[int], int] = {}
-            asked: set[tuple[frozenset[int], int]] = set()
-            while seeds:
-                duties, mask = seeds.pop()
-                plain = mask & ~looks
+            asked: dict[int, list[frozenset[int]]] = {}
+            waiting: dict[int, list[tuple[frozenset[int], int]]] = {0: [(free, mask)]}
+            while waiting:
+                fewest = min(waiting)
+                duties, mask_here = waiting[fewest].pop()
+                if not waiting[fewest]:
+                    del waiting[fewest]
+                plain = mask_here & ~looks
                 if plain:
                     found[duties] = found.get(duties, 0) | plain
-                questions = mask & looks
+                questions = mask_here & looks
                 while questions:
                     low = questions & -questions
                     questions ^= low
-                    if (duties, low) in asked:
+                    before = asked.setdefault(low, [])
+                    budget.spend(1 + len(before) // 4)
+                    if any(weaker <= duties for weaker in before):
                         continue
-                    asked.add((duties, low))
+                    before.append(duties)
                     budget.spend(4)
                     p = low.bit_length() - 1
                     duty = self.answer(positions.looks[p], at)
                     if duty != FALSE:
-                        seeds.append((duties if duty == TRUE else duties | {duty}, positions.follow[p]))
+                        more = duties if duty == TRUE else duties | {duty}
+                        waiting.setdefault(len(more), []).append((more, positions.follow[p]))
+            result = closures[mask, at] = list(self.fewest(found))
+            return result
+
+        def close(seeds: list[tuple[frozenset[int], int]], at: tuple[int, ...]) -> _Threads:
+            """Answer or note down the questions of look-around positions until only characters are left to take."""
+            found: dict[frozenset[int], int] = {}
+            for duties, mask in seeds:
+                reached = closure(mask, at)
+                budget.spend(len(reached))
+                for more, plain in reached:
+                    both = duties | more
+                    found[both] = found.get(both, 0) | plain
             plainly = found.get(free, 0)
             if plainly & positions.open_ends and plainly & positions.end:
                 return everything
@@ -381,7 +408,7 @@ class _Compiler:
             found = self.ahead[look, at] = self.oblige(*minimize(*table), look.negative)
         return found
 
-    def oblige(self, rows: list[list[int]], ends: list[bool], negative: bool) -> int:
+    def oblige(self, rows: Rows, ends: Sequence[bool], negative: bool) -> int:
         """Number an automaton's states among the obligations; its start's number."""
         numbers = []
         for s, row in enumerate(rows):

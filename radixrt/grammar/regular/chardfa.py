@@ -13,10 +13,11 @@ from functools import cached_property
 from typing import NoReturn, TypeVar
 
 from radixrt.errors import InvalidRequest
+from radixrt.grammar.built import native_module
 from radixrt.grammar.errors import UnsupportedConstraint
 from radixrt.grammar.regular.charset import LAST, CharSet, class_sets, partition
 from radixrt.grammar.regular.limits import DEFAULT_LIMITS, RegularLimits
-from radixrt.grammar.regular.minimize import canonical
+from radixrt.grammar.regular.minimize import canonical, joined
 from radixrt.grammar.regular.parse import Syntax, parse, shown
 
 S = TypeVar("S", bound=Hashable)
@@ -311,6 +312,38 @@ class CharDfa:
     ) -> CharDfa:
         """The texts ``t`` for which ``keep(t in self, t in other)``."""
         starts, classes, pairs = _common(self, other)
+        budget = Budget(limits, f"a combination of automata of {self.states} and {other.states} states")
+        native = native_module()
+        if native is None:
+            return self._product(other, keep, starts, classes, pairs, budget)
+        keeps = tuple(bool(keep(a, b)) for a in (False, True) for b in (False, True))
+        lefts, rights = zip(*pairs)
+        made = native.product(
+            self.rows,
+            self.accepting,
+            other.rows,
+            other.accepting,
+            lefts,
+            rights,
+            classes,
+            keeps,
+            limits.states,
+            limits.work,
+        )
+        if isinstance(made, str):
+            budget.over(made)
+        return CharDfa(*joined(starts, *made))
+
+    def _product(
+        self,
+        other: CharDfa,
+        keep: Callable[[bool, bool], bool],
+        starts: list[int],
+        classes: list[int],
+        pairs: list[tuple[int, int]],
+        budget: Budget,
+    ) -> CharDfa:
+        """``product`` in Python, the reference of the native one."""
         # A pair one side of which can decide alone stands for all of them: product states stay few.
         left, right = _sinks(self), _sinks(other)
         settled: dict[tuple[int, int], tuple[int, int] | bool] = {}
@@ -337,7 +370,6 @@ class CharDfa:
                 return state
             return keep(state[0] in self.accepting, state[1] in other.accepting)
 
-        budget = Budget(limits, f"a combination of automata of {self.states} and {other.states} states")
         return grow(settle(0, 0), row, final, starts, classes, budget)
 
     def concat(self, other: CharDfa, *, limits: RegularLimits = DEFAULT_LIMITS) -> CharDfa:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from radixrt.grammar import ir
+from radixrt.grammar.built import native_module
 from radixrt.grammar.regular.chardfa import CharDfa
 from radixrt.grammar.regular.charset import LAST, CharSet
 
@@ -96,6 +97,11 @@ def _encode(
     ends = [*dfa.starts[1:], LAST + 1]
     spans = [(start, end - 1, cls) for start, end, cls in zip(dfa.starts, ends, dfa.classes) if cls >= 0]
     template = _Template(spell, spans, len(dfa.rows[0]))
+    native = native_module()
+    if native is not None:
+        table, order = native.spell(dfa.rows, live, leaf, template.root, template.edges, template.used, template.forms)
+        final = accepting & live
+        return _simplest(table, frozenset(i for i, s in enumerate(order) if s in final))
     nodes = _Nodes(len(dfa.rows))
     for s, row in enumerate(dfa.rows):
         if s in live and s != leaf:
@@ -176,7 +182,7 @@ def _live(dfa: CharDfa, accepting: frozenset[int], without: int) -> frozenset[in
 
 
 def _tidy(edges: list[Edges], accepting: frozenset[int]) -> ir.Expr:
-    """Only the reachable states, the start first; a single path becomes plain bytes and a single step a set."""
+    """Only the reachable states, the start first."""
     order, place = [0], {0: 0}
     for s in order:
         for _, _, t in edges[s]:
@@ -184,7 +190,11 @@ def _tidy(edges: list[Edges], accepting: frozenset[int]) -> ir.Expr:
                 place[t] = len(order)
                 order.append(t)
     table = tuple(tuple((low, high, place[t]) for low, high, t in edges[s]) for s in order)
-    final = frozenset(place[s] for s in accepting if s in place)
+    return _simplest(table, frozenset(place[s] for s in accepting if s in place))
+
+
+def _simplest(table: tuple[Edges, ...], final: frozenset[int]) -> ir.Expr:
+    """The automaton; a single path becomes plain bytes and a single step a set."""
     last = len(table) - 1
     if final == {last} and all(
         len(row) == 1 and row[0][0] == row[0][1] and row[0][2] == s + 1 for s, row in enumerate(table[:-1])

@@ -1,14 +1,45 @@
-"""Deterministic automata to their one canonical form: minimal, complete, states numbered breadth first, classes by first character."""
+"""Deterministic automata to their one canonical form: minimal, complete, states numbered breadth first, classes by first character.
+
+``minimize`` and ``canonical`` run natively where the compiled part is there; what stands here is their reference.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from radixrt.grammar.built import native_module
+
 Rows = Sequence[Sequence[int]]
+Canonical = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], ...], frozenset[int]]
 
 
-def minimize(rows: Rows, accepting: Sequence[bool]) -> tuple[list[list[int]], list[bool]]:
+def minimize(rows: Rows, accepting: Sequence[bool]) -> tuple[Rows, Sequence[bool]]:
     """The minimal automaton of a complete one whose state 0 is the start and whose states are all reachable."""
+    native = native_module()
+    if native is None:
+        return minimized(rows, accepting)
+    made: tuple[Rows, Sequence[bool]] = native.minimize(rows, accepting)
+    return made
+
+
+def canonical(starts: Sequence[int], classes: Sequence[int], rows: Rows, accepting: Sequence[bool]) -> Canonical:
+    """Rows over a partition, all reachable -> minimal ones, equal classes merged, classes and states renumbered."""
+    native = native_module()
+    if native is None:
+        return merged(starts, classes, *minimized(rows, accepting))
+    return joined(starts, *native.canonical(classes, rows, accepting))
+
+
+def joined(
+    starts: Sequence[int], classes: Sequence[int], rows: tuple[tuple[int, ...], ...], accepting: frozenset[int]
+) -> Canonical:
+    """The same with neighbouring intervals of one class made one."""
+    keep = [i for i in range(len(starts)) if not i or classes[i] != classes[i - 1]]
+    return tuple(starts[i] for i in keep), tuple(classes[i] for i in keep), rows, accepting
+
+
+def minimized(rows: Rows, accepting: Sequence[bool]) -> tuple[list[list[int]], list[bool]]:
+    """``minimize`` in Python."""
     n = len(rows)
     group = [int(flag) for flag in accepting]
     if all(group) or not any(group):
@@ -128,17 +159,12 @@ def _hopcroft(rows: Rows, group: list[int]) -> list[int]:
     return group
 
 
-def canonical(
-    starts: Sequence[int], classes: Sequence[int], rows: Rows, accepting: Sequence[bool]
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], ...], frozenset[int]]:
+def merged(starts: Sequence[int], classes: Sequence[int], small: Rows, final: Sequence[bool]) -> Canonical:
     """Minimal rows over a partition -> the same with equal classes merged, classes and states renumbered."""
-    small, final = minimize(rows, accepting)
     columns = list(zip(*small))
     ids: dict[tuple[int, ...], int] = {}
     renamed = [-1 if cls < 0 else ids.setdefault(columns[cls], len(ids)) for cls in classes]
-    keep = [i for i in range(len(starts)) if not i or renamed[i] != renamed[i - 1]]
-    picked = list(ids)
-    table = list(zip(*picked))
+    table = list(zip(*ids))
     order, place = [0], {0: 0}
     out = []
     for s in order:
@@ -149,5 +175,4 @@ def canonical(
                 order.append(t)
             row.append(place[t])
         out.append(tuple(row))
-    ends = frozenset(i for i, s in enumerate(order) if final[s])
-    return tuple(starts[i] for i in keep), tuple(renamed[i] for i in keep), tuple(out), ends
+    return joined(starts, renamed, tuple(out), frozenset(i for i, s in enumerate(order) if final[s]))

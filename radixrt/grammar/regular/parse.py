@@ -293,6 +293,8 @@ class _Parser:
         if self.python and c in ("A", "Z") and c:
             self.at += 2
             return AT_START if c == "A" else AT_END
+        if re.match("[1-7][0-7]{2}", self.text[at + 1 : at + 4]):  # three octal digits: a character, in Python
+            return Chars(self.literal(self.octal(at), at))
         if c and c in "123456789":
             self.refuse(f"the back-reference \\{c}", at)
         if c == "k" and not self.python:

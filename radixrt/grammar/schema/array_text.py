@@ -178,7 +178,7 @@ class ArrayText:
                     name, new = self._states(states, following, "uniqueItems")
                     if new:
                         todo.append(following)
-                    item = emitter.value(nodes.leaf("value", value))
+                    item = emitter.value(nodes.both((nodes.leaf("value", value), part.item(index))))
                     exits.append(ir.Seq((comma, item, ir.Ref(name)) if index else (item, ir.Ref(name))))
             emitter.rules[states[index, taken]] = ir.Alt(tuple(exits))
         return self._enclose(part, states[start])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -44,8 +44,17 @@ def _string(value: object) -> str | None:
 
 
 def _names(value: object) -> str | None:
-    good = isinstance(value, list) and all(isinstance(name, str) for name in value)
-    return None if good else "must be a list of strings"
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        return "must be a list of strings"
+    return _unicode(value)
+
+
+def _unicode(names: Iterable[str]) -> str | None:
+    """Keys that no UTF-8 text can hold could only be written as escapes, and most readers refuse them."""
+    for name in names:
+        if not name.isascii() and any("\ud800" <= char <= "\udfff" for char in name):
+            return f"must hold Unicode text: {name[:40]!r} has a lone surrogate"
+    return None
 
 
 def _required(value: object) -> str | None:
@@ -69,7 +78,9 @@ def _schemas(value: object) -> str | None:
 def _schema_map(value: object) -> str | None:
     if not isinstance(value, dict):
         return "must be an object of schemas"
-    return None if all(isinstance(item, dict | bool) for item in value.values()) else "must hold only schemas"
+    if not all(isinstance(item, dict | bool) for item in value.values()):
+        return "must hold only schemas"
+    return _unicode(value)
 
 
 def _type(value: object) -> str | None:
@@ -89,7 +100,8 @@ def _enum(value: object) -> str | None:
 def _required_map(value: object) -> str | None:
     if not isinstance(value, dict):
         return "must be an object of lists of strings"
-    return next((f"{name!r} {problem}" for name, item in value.items() if (problem := _names(item))), None)
+    listed = next((f"{name!r} {problem}" for name, item in value.items() if (problem := _names(item))), None)
+    return listed or _unicode(value)
 
 
 def _dependencies(value: object) -> str | None:
@@ -98,7 +110,7 @@ def _dependencies(value: object) -> str | None:
     for name, item in value.items():
         if not isinstance(item, dict | bool) and _names(item):
             return f"{name!r} must be a schema or a list of strings"
-    return None
+    return _unicode(value)
 
 
 def _items(value: object) -> str | None:
@@ -139,7 +151,7 @@ def check_keywords(schema: dict[str, Any], draft: Draft, pointer: str) -> None:
     """Raises ``InvalidRequest`` at the keyword whose value no draft allows."""
     for keyword, value in schema.items():
         check = _CHECKS.get(keyword)
-        if check is None or keyword not in draft.keywords:
+        if check is None or (keyword not in draft.keywords and keyword != "$schema"):
             continue
         problem = check(value)
         if problem is None:

@@ -62,12 +62,7 @@ def compile_schema(
     try:
         documents = Documents(parsed, registry, None if draft is None else draft_named(draft), limits)
         normalizer = Normalizer(documents, clock, formats)
-        emitter = Emitter(
-            normalizer,
-            flexible=whitespace == "flexible",
-            any_order=key_order == "any",
-            zero_fraction=documents.root.draft.integral_floats,
-        )
+        emitter = Emitter(normalizer, flexible=whitespace == "flexible", any_order=key_order == "any")
         written = emitter.grammar(normalizer.root())
         grammar = pruned(written, emitter.clean)
     except InvalidRequest as error:

@@ -56,10 +56,9 @@ class Whitespace:
 class Emitter:
     """Writes the rules of one grammar."""
 
-    def __init__(self, normalizer: Normalizer, *, flexible: bool, any_order: bool, zero_fraction: bool) -> None:
+    def __init__(self, normalizer: Normalizer, *, flexible: bool, any_order: bool) -> None:
         self.normalizer = normalizer
         self.white = Whitespace(flexible)
-        self.zero_fraction = zero_fraction
         self.rules: dict[str, ir.Expr] = {}
         self.array_text = ArrayText(self)
         self.object_text = ObjectText(self, any_order)
@@ -119,7 +118,7 @@ class Emitter:
         for given, word in ((shape.null, b"null"), (shape.true, b"true"), (shape.false, b"false")):
             if given:
                 items.append(ir.Bytes(word))
-        items += [numbers.emit(part, zero_fraction=self.zero_fraction) for part in shape.numbers]
+        items += [numbers.emit(part) for part in shape.numbers]
         items += [strings.emit(part, self.normalizer.languages) for part in shape.strings]
         self.clean = self.clean and bool(items or not shape.scalar) and not any(dead(item) for item in items)
         for text in (*map(self.array_text.emit, shape.arrays), *map(self.object_text.emit, shape.objects)):

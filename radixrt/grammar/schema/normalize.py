@@ -246,9 +246,10 @@ class Normalizer:
         low, high = said.get("minimum"), said.get("maximum")
         low_open, high_open = said.get("exclusiveMinimum"), said.get("exclusiveMaximum")
         step = said.get("multipleOf")
+        whole = numbers.WHOLE if place.resource.draft.integral_floats else numbers.WRITTEN_WHOLE
         if low is None and high is None and low_open is None and high_open is None and step is None:
-            return Numbers(integer=True) if integer else ALL_NUMBERS
-        part: Numbers | None = Numbers(integer=True) if integer else ALL_NUMBERS
+            return whole if integer else ALL_NUMBERS
+        part: Numbers | None = whole if integer else ALL_NUMBERS
         bounds = [
             (low, low_open is True, False),
             (None if isinstance(low_open, bool) else low_open, True, False),

@@ -1,12 +1,17 @@
 """Sets of numbers that a schema can describe, closed under intersection and complement, and their texts.
 
-Values are exact fractions; no float is ever rounded. ``1``, ``1.0`` and ``1e0`` are one value.
+Values are exact fractions; no float is ever rounded. ``1``, ``1.0`` and ``1e0`` are one value. Draft 4 alone looks at how a
+number is written: its integers are the texts without fraction and exponent, so ``1`` is one and ``1.0`` is not, although they
+are equal. What a set says about texts (``written``) is kept apart from what it says about values, through every operation.
+
+Invariants: ``written`` is False or None where no whole number is in the set as far as ``integer`` shows; a set with
+``written=True`` has ``integer=True``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -18,11 +23,11 @@ from radixrt.grammar.regular import numbers as texts
 
 
 def exact(value: float | Decimal) -> Fraction:
-    """The number as it is written in JSON: ``0.1`` is one tenth. Beyond 2**53 ``1e300`` is the double it is read as."""
+    """The number as it is written in JSON: ``0.1`` is one tenth. ``1e300`` and ``1e-400`` are the doubles they are read as."""
     if isinstance(value, int):
         return Fraction(value)
     size = abs(float(value))
-    if 2.0**53 <= size < _LARGEST:
+    if 2.0**53 <= size < _LARGEST or not size:
         return Fraction(float(value))
     return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
 
@@ -32,7 +37,12 @@ _LARGEST = 1.7e308
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """All numbers that meet every field. ``integer``: only whole numbers (True), only others (False), both (None)."""
+    """All numbers that meet every field.
+
+    Fields:
+        integer: only whole numbers (True), only others (False), both (None).
+        written: only texts without fraction and exponent (True), only texts with one (False), both (None).
+    """
 
     integer: bool | None = None
     low: Fraction | None = None
@@ -43,9 +53,10 @@ class Numbers:
     not_multiples: frozenset[Fraction] = frozenset()
     values: frozenset[Fraction] | None = None
     excluded: frozenset[Fraction] = frozenset()
+    written: bool | None = None
 
     def holds(self, value: Fraction) -> bool:
-        """Whether the number is in the set."""
+        """Whether the number is in the set, in some writing."""
         if self.integer is not None and self.integer != (value.denominator == 1):
             return False
         if self.low is not None and (value < self.low or (self.low_open and value == self.low)):
@@ -60,6 +71,8 @@ class Numbers:
 
 
 ALL_NUMBERS = Numbers()
+WHOLE = Numbers(integer=True)
+WRITTEN_WHOLE = Numbers(integer=True, written=True)  # the integers of draft 4
 
 
 def intersect(a: Numbers, b: Numbers) -> Numbers | None:
@@ -68,7 +81,7 @@ def intersect(a: Numbers, b: Numbers) -> Numbers | None:
         return b
     if b is ALL_NUMBERS:
         return a
-    if a.integer is not None and b.integer is not None and a.integer != b.integer:
+    if _opposed(a.integer, b.integer) or _opposed(a.written, b.written):
         return None
     low, low_open = _tighter(a.low, a.low_open, b.low, b.low_open, highest=True)
     high, high_open = _tighter(a.high, a.high_open, b.high, b.high_open, highest=False)
@@ -84,8 +97,13 @@ def intersect(a: Numbers, b: Numbers) -> Numbers | None:
             a.not_multiples | b.not_multiples,
             values,
             a.excluded | b.excluded,
+            a.written if b.written is None else b.written,
         )
     )
+
+
+def _opposed(a: bool | None, b: bool | None) -> bool:
+    return a is not None and b is not None and a != b
 
 
 def _tighter(
@@ -101,8 +119,7 @@ def _tighter(
 def tidy(part: Numbers) -> Numbers | None:
     """The same set in its simplest fields, or ``None`` when it is seen to be empty."""
     if part.values is not None:
-        kept = frozenset(value for value in part.values if part.holds(value))
-        return Numbers(values=kept) if kept else None
+        return _listed((value for value in part.values if part.holds(value)), part.written)
     if part.multiples & part.not_multiples or (
         part.integer is False and any(m.denominator == 1 for m in part.multiples)
     ):
@@ -117,19 +134,36 @@ def tidy(part: Numbers) -> Numbers | None:
         if low > high or (low == high and (low_open or high_open)):
             return None
         if low == high:
-            return Numbers(values=frozenset((low,))) if part.holds(low) else None
+            return _listed((low,) if part.holds(low) else (), part.written)
     whole = Fraction(1)
     multiples = part.multiples
     if part.integer and multiples:
         multiples = frozenset(m for m in multiples if (whole / m).denominator != 1)
     if part.integer and any((whole / m).denominator == 1 for m in part.not_multiples):
         return None
-    return replace(part, low=low, low_open=low_open, high=high, high_open=high_open, multiples=multiples)
+    written = None if part.integer is False else part.written  # others cannot be written without a fraction
+    made = replace(
+        part, low=low, low_open=low_open, high=high, high_open=high_open, multiples=multiples, written=written
+    )
+    if not part.excluded:
+        return made
+    rest = replace(made, excluded=frozenset())
+    return replace(rest, excluded=frozenset(value for value in part.excluded if rest.holds(value)))
+
+
+def _listed(values: Iterable[Fraction], written: bool | None) -> Numbers | None:
+    """A set of few values."""
+    kept = frozenset(values)
+    if written is False and all(value.denominator != 1 for value in kept):
+        written = None
+    return Numbers(values=kept, written=written, integer=written or None) if kept else None
 
 
 def complement(part: Numbers) -> Iterator[Numbers]:
     """The numbers outside: sets whose union is exactly the rest."""
-    if part.integer is not None:
+    if part.written is not None:
+        yield Numbers(written=False) if part.written else WRITTEN_WHOLE
+    if part.integer is not None and not part.written:  # what is no whole number is written with a fraction: see above
         yield Numbers(integer=not part.integer)
     if part.low is not None:
         yield Numbers(high=part.low, high_open=not part.low_open)
@@ -177,17 +211,26 @@ _NUMBER = ir.Seq(
     )
 )
 _ZERO_FRACTION = ir.Alt((ir.EMPTY, ir.Bytes(b".0")))
+_LONG = 2**53  # from here on whole numbers are not all doubles
 
 
-def value_texts(value: Fraction, zero_fraction: bool) -> list[bytes]:
-    """The ways a number is commonly written: plainly, and as Python and JavaScript print it."""
+def _is_double(value: Fraction) -> bool:
+    """Whether readers that make a double of every text with a fraction or exponent get the whole number itself."""
+    return abs(value) < _LONG or (abs(value) < _LARGEST and Fraction(float(value)) == value)
+
+
+def value_texts(value: Fraction, written: bool | None) -> list[bytes]:
+    """The ways a number is commonly written: plainly, and as Python and JavaScript print it. ``written``: see ``Numbers``."""
     forms: dict[str, None] = {}
     if value.denominator == 1:
         plain = str(value.numerator)
         if len(plain) <= 400:
-            forms[plain] = None
-            if zero_fraction:
+            if written is not False:
+                forms[plain] = None
+            if written is not True and _is_double(value):
                 forms[plain + ".0"] = None
+        if not _is_double(value):
+            return [form.encode() for form in forms]
     else:
         places = 0
         rest = value.denominator
@@ -210,7 +253,7 @@ def value_texts(value: Fraction, zero_fraction: bool) -> list[bytes]:
         if (
             "inf" not in printed
             and value in (Fraction(printed), Fraction(float(value)))
-            and (zero_fraction or value.denominator != 1)
+            and (written is not True or value.denominator != 1)
         ):
             forms[printed] = None
     except OverflowError:
@@ -218,24 +261,38 @@ def value_texts(value: Fraction, zero_fraction: bool) -> list[bytes]:
     return [form.encode() for form in forms]
 
 
-def emit(part: Numbers, *, zero_fraction: bool) -> ir.Expr:
-    """The texts of the numbers in a set. ``zero_fraction``: whole numbers may be written ``1.0``."""
+def emit(part: Numbers) -> ir.Expr:
+    """The texts of the numbers in a set."""
     if part.values is not None:
-        forms = [ir.Bytes(form) for value in sorted(part.values) for form in value_texts(value, zero_fraction)]
+        forms = [ir.Bytes(form) for value in sorted(part.values) for form in value_texts(value, part.written)]
         return forms[0] if len(forms) == 1 else ir.Alt(tuple(forms))
     if part == ALL_NUMBERS:
         return _NUMBER
-    if part == Numbers(integer=True):
-        return ir.Seq((_WHOLE, _ZERO_FRACTION)) if zero_fraction else _WHOLE
+    if part == WHOLE:
+        return ir.Seq((_WHOLE, _ZERO_FRACTION))
+    if part == WRITTEN_WHOLE:
+        return _WHOLE
     if part.integer:
         dfa = language(part)
         whole = to_bytes(dfa)
-        if not zero_fraction:
+        if part.written:
             return whole
-        if part.multiples or part.not_multiples or part.excluded:  # a reader may round a long one to another number
-            return ir.Alt((whole, ir.Seq((to_bytes(dfa & _plain()), ir.Bytes(b".0")))))
-        return ir.Seq((whole, _ZERO_FRACTION))
-    return to_bytes(language(part))
+        if part.multiples or part.not_multiples or part.excluded or _between_doubles(part):
+            dotted: ir.Expr = ir.Seq((to_bytes(dfa & _plain()), ir.Bytes(b".0")))  # a reader may round longer ones
+        else:
+            dotted = ir.Seq((whole, ir.Bytes(b".0")))
+            if part.written is None:
+                return ir.Seq((whole, _ZERO_FRACTION))
+        return dotted if part.written is False else ir.Alt((whole, dotted))
+    dfa = language(part)
+    return to_bytes(dfa - texts.integer_range() if part.written is False else dfa)
+
+
+def _between_doubles(part: Numbers) -> bool:
+    """Whether a bound is a whole number that is no double: a reader may round a number that is in to one that is out."""
+    return any(
+        bound is not None and bound.denominator == 1 and not _is_double(bound) for bound in (part.low, part.high)
+    )
 
 
 def language(part: Numbers) -> CharDfa:
@@ -243,11 +300,17 @@ def language(part: Numbers) -> CharDfa:
     if part.integer:
         dfa = texts.integer_range(part.low, part.high)
     else:
-        dfa = texts.number_range(part.low, part.high, exclusive_low=part.low_open, exclusive_high=part.high_open)
-    if not part.integer and (part.low_open or part.high_open):
-        dfa = dfa & _precise()
-    if part.integer is False or part.not_multiples or part.excluded:
-        dfa = dfa & _plain()  # what is taken away is known in plain notation only
+        low, low_open = _inward(part.low, part.low_open, math.inf)
+        high, high_open = _inward(part.high, part.high_open, -math.inf)
+        dfa = texts.number_range(low, high, exclusive_low=low_open, exclusive_high=high_open)
+        if low_open or high_open:
+            dfa = dfa & _precise()
+        if low != part.low or high != part.high:  # whole numbers are read as they are
+            dfa = dfa | texts.integer_range(
+                part.low, part.high, exclusive_low=part.low_open, exclusive_high=part.high_open
+            )
+    if part.integer is False or ((part.not_multiples or part.excluded) and not part.integer):
+        dfa = dfa & (_plain() | texts.integer_range())  # what is taken away is known in plain notation only
     if part.integer is False:
         dfa = dfa - texts.multiple_of(Fraction(1))
     for step in sorted(part.multiples):
@@ -259,6 +322,17 @@ def language(part: Numbers) -> CharDfa:
     for value in sorted(part.excluded):
         dfa = dfa - texts.number_range(value, value)
     return dfa
+
+
+def _inward(bound: Fraction | None, is_open: bool, side: float) -> tuple[Fraction | None, bool]:
+    """A bound so large that texts are rounded to it, as the nearest double whose texts all stay inside."""
+    if bound is None or bound.denominator != 1 or not _LONG <= abs(bound) < _LARGEST:
+        return bound, is_open
+    double = float(bound)
+    inside = Fraction(double) > bound if side > 0 else Fraction(double) < bound
+    if not inside and (is_open or double != bound):
+        double = math.nextafter(double, side)
+    return Fraction(double), False
 
 
 _FEW = "|".join(
