@@ -46,6 +46,13 @@ class EngineConfig:
     disable_radix_cache: bool = _setting(False, "keep no KV after a request ends")
     schedule_policy: str = _setting("lpm", "order of waiting requests", choices=POLICIES)
     max_wait_steps: int = _setting(512, "a request passed over for this many steps goes first (no starvation)")
+    program_order: bool = _setting(
+        True, "a started program's next step goes before a new program's first (not with policies fcfs and priority)"
+    )
+    program_eviction: bool = _setting(True, "evict what a live program will use again last (not with policy fcfs)")
+    program_admission: bool = _setting(
+        True, "start a program only when the KV of all started ones fits (not with policies fcfs and priority)"
+    )
     dtype: str = _setting(
         "auto",
         "computation dtype; auto: float32 on a CPU, the model's own elsewhere (in 16 bits, rounding can depend on the batch)",
@@ -63,6 +70,7 @@ class EngineConfig:
     max_logprobs: int = _setting(64, "most alternatives listed per token")
     max_logit_bias: int = _setting(1024, "most logit_bias entries of one request")
     max_n: int = _setting(128, "most samples of one request")
+    max_choices: int = _setting(4096, "most choices scored in one request")
     chat_template: str | None = _setting(None, "file with a jinja chat template to use instead of the model's own")
     jump_forward: bool = _setting(
         True, "append text that a constraint forces without sampling it, in the tokenizer's own tokens"
@@ -85,6 +93,7 @@ class EngineConfig:
             ("max_stop_strings", 1, _MOST),
             ("max_stop_length", 1, _MOST),
             ("max_n", 1, _MOST),
+            ("max_choices", 1, _MOST),
             ("max_logprobs", 0, _MOST),
             ("max_logit_bias", 0, _MOST),
             ("seed", -(2**63), 2**64 - 1),
@@ -93,7 +102,14 @@ class EngineConfig:
             object.__setattr__(self, name, integer(name, getattr(self, name), low, high, optional=optional))
         fraction = number("kv_memory_fraction", self.kv_memory_fraction, 0.0, 1.0, above=True)
         object.__setattr__(self, "kv_memory_fraction", fraction)
-        for name in ("disable_radix_cache", "jump_forward", "check_integrity"):
+        for name in (
+            "disable_radix_cache",
+            "program_order",
+            "program_eviction",
+            "program_admission",
+            "jump_forward",
+            "check_integrity",
+        ):
             flag(name, getattr(self, name))
         for name, valid in (
             ("schedule_policy", POLICIES),

@@ -4,15 +4,19 @@ Invariants:
 - A node's key is a whole number of pages; two children of a node differ in their first page.
 - ``locks`` of a node counts the live sequences whose prefix ends at or below it, so a node is locked at
   least as often as any of its children.
-- The recency list holds exactly the unlocked nodes below the roots, least recently used first, and every
-  node stands after its children. Its head is therefore always a leaf: the least recently used one.
+- ``holds`` of a node counts the holds at or below it, so a node is held at least as often as any of its children.
+- Two recency lists hold exactly the unlocked nodes below the roots, least recently used first: one those without
+  a hold, the other the held ones. In both, every node stands after its children. The head of the first is therefore
+  always a leaf, and when the first is empty so is the head of the second: the least recently used one.
 - One root for each namespace; nothing is shared between namespaces.
 
-Matching locks, so that nothing can be evicted between finding a prefix and using it.
+Matching locks, so that nothing can be evicted between finding a prefix and using it. A *hold* is softer: it says that a
+live program is going to use a prefix again, so that what nobody wants is evicted before it. To hold and to release count
+as use: the nodes concerned become the most recently used of their list.
 
 Keys are kept as bytes (little-endian int32), so that comparing a node is one ``memcmp`` and the first page of
 a key is a dictionary key. Matching and inserting cost O(tokens / memcmp speed + nodes passed), locking
-O(nodes passed), evicting a leaf O(1).
+and holding O(nodes passed), evicting a leaf O(1).
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ _NONE: IntArray = np.empty(0, dtype=np.int32)
 class Node:
     """One edge of the tree: ``key`` (token bytes) and the ``slots`` that hold its KV, one a token."""
 
-    __slots__ = ("children", "key", "locks", "namespace", "parent", "slots")
+    __slots__ = ("children", "gone", "holds", "key", "locks", "namespace", "parent", "slots")
 
     def __init__(self, parent: Node | None, key: bytes, slots: IntArray, namespace: str) -> None:
         self.parent = parent
@@ -40,6 +44,8 @@ class Node:
         self.slots = slots
         self.children: dict[bytes, Node] = {}
         self.locks = 0
+        self.holds = 0
+        self.gone = False  # evicted; ``parent`` is then the node that its holds moved to
         self.namespace = namespace
 
     @property
@@ -56,6 +62,15 @@ class Match:
     slots: IntArray
 
 
+class Hold:
+    """A claim of a live program on a cached prefix, from ``RadixTree.hold`` until ``release``."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        self.node: Node | None = node  # or one below it that was evicted since; None: released
+
+
 class RadixTree:
     """Radix tree of cached token prefixes.
 
@@ -67,12 +82,16 @@ class RadixTree:
         self.page_size = page_size
         self.evictable_tokens = 0  # in unlocked nodes
         self.protected_tokens = 0  # in locked nodes
+        self.held_tokens = 0  # of the evictable ones: in nodes that a live program wants
         self.evicted_tokens = 0  # ever
         self.nodes = 0
         self.version = 0  # changes whenever a match could come out differently
         self._page_bytes = page_size * _ITEM
         self._roots: dict[str, Node] = {}
-        self._recency: OrderedDict[Node, None] = OrderedDict()  # unlocked nodes, least recently used first
+        self._recency: OrderedDict[Node, None] = (
+            OrderedDict()
+        )  # unlocked nodes without a hold, least recently used first
+        self._held: OrderedDict[Node, None] = OrderedDict()  # unlocked nodes with one
         self._fresh: dict[Node, None] = {}  # nodes whose KV the current step writes
 
     # ---- looking
@@ -164,9 +183,14 @@ class RadixTree:
                 raise RuntimeError("a node was unlocked more often than locked")
             walk.locks -= 1
             if walk.locks == 0 and walk.parent is not None:
-                self._recency[walk] = None  # from the leaf upwards: children stand before parents
-                self.evictable_tokens += len(walk.key) // _ITEM
-                self.protected_tokens -= len(walk.key) // _ITEM
+                size = len(walk.key) // _ITEM
+                if walk.holds:
+                    self._held[walk] = None
+                    self.held_tokens += size
+                else:
+                    self._recency[walk] = None  # from the leaf upwards: children stand before parents
+                self.evictable_tokens += size
+                self.protected_tokens -= size
             last, walk = walk, walk.parent
         self._drop_empty_root(last)
 
@@ -175,23 +199,69 @@ class RadixTree:
         while node is not held:
             node.locks += 1
             if node.locks == 1:
-                del self._recency[node]
-                self.evictable_tokens -= len(node.key) // _ITEM
-                self.protected_tokens += len(node.key) // _ITEM
+                size = len(node.key) // _ITEM
+                if node.holds:
+                    del self._held[node]
+                    self.held_tokens -= size
+                else:
+                    del self._recency[node]
+                self.evictable_tokens -= size
+                self.protected_tokens += size
             assert node.parent is not None
             node = node.parent
+
+    # ---- holding
+
+    def hold(self, tokens: IntArray, namespace: str = "") -> Hold | None:
+        """Mark the cached prefix of ``tokens`` as wanted by a live program; ``None`` where nothing of it is cached.
+
+        The node in which it ends is split there. A hold that is evicted moves to what is left of its prefix.
+        """
+        root = self._roots.get(namespace)
+        if root is None:
+            return None
+        data, end = self._data(tokens)
+        last = self._descend(root, data, end)[0]
+        if last is root:
+            return None
+        walk: Node | None = last
+        while walk is not None:
+            walk.holds += 1
+            if walk.locks == 0 and walk.parent is not None:
+                if walk.holds == 1:
+                    del self._recency[walk]
+                    self._held[walk] = None
+                    self.held_tokens += len(walk.key) // _ITEM
+                else:
+                    self._held.move_to_end(walk)
+            walk = walk.parent
+        return Hold(last)
+
+    def release(self, hold: Hold) -> None:
+        """Undo ``hold``; doing it again does nothing."""
+        walk, hold.node = hold.node, None
+        while walk is not None and walk.gone:
+            walk = walk.parent
+        while walk is not None:
+            walk.holds -= 1
+            if walk.holds == 0 and walk.locks == 0 and walk.parent is not None:
+                del self._held[walk]
+                self._recency[walk] = None
+                self.held_tokens -= len(walk.key) // _ITEM
+            walk = walk.parent
 
     # ---- shrinking
 
     def evict(self, tokens: int) -> list[IntArray]:
-        """Free at least ``tokens`` tokens where that many are evictable, least recently used leaves first.
+        """Free at least ``tokens`` tokens where that many are evictable: leaves without a hold first, and of equals the
+        least recently used one first.
 
         The last leaf is cut from its end, by no more pages than needed. Returns the freed slots.
         """
         freed: list[IntArray] = []
         left = tokens
-        while left > 0 and self._recency:
-            leaf = next(iter(self._recency))
+        while left > 0 and (self._recency or self._held):
+            leaf = next(iter(self._recency or self._held))
             size = leaf.tokens
             keep = (size - left) // self.page_size * self.page_size
             if keep > 0:
@@ -199,6 +269,8 @@ class RadixTree:
                 leaf.key = leaf.key[: keep * _ITEM]
                 leaf.slots = leaf.slots[:keep].copy()
                 self.evictable_tokens -= size - keep
+                if leaf.holds:
+                    self.held_tokens -= size - keep
                 self.version += 1
                 left -= size - keep
             else:
@@ -208,10 +280,10 @@ class RadixTree:
         return freed
 
     def flush(self) -> list[IntArray]:
-        """Evict everything that no one holds."""
+        """Evict everything that is not locked, whether a program wants it or not."""
         freed = []
-        while self._recency:
-            freed.append(self._remove(next(iter(self._recency))))
+        while self._recency or self._held:
+            freed.append(self._remove(next(iter(self._recency or self._held))))
         return freed
 
     def begin_step(self) -> None:
@@ -250,28 +322,34 @@ class RadixTree:
 
     def check_integrity(self) -> None:
         """Raises AssertionError where an invariant of this module does not hold. O(tree)."""
-        order = {node: place for place, node in enumerate(self._recency)}
-        evictable = protected = count = 0
+        order = {node: place for place, node in enumerate((*self._recency, *self._held))}
+        assert len(order) == len(self._recency) + len(self._held), "a node stands in both recency lists"
+        evictable = protected = held = count = 0
         for namespace, root in self._roots.items():
             assert root.parent is None and root.namespace == namespace and not root.key
             assert root.children or root.locks, f"empty root of namespace {namespace!r} was kept"
             assert root.locks >= sum(child.locks for child in root.children.values())
+            assert root.holds >= sum(child.holds for child in root.children.values())
         for node in self.walk():
             count += 1
             assert node.key and len(node.key) % self._page_bytes == 0, "a key is not a whole number of pages"
             assert node.parent is not None and node.parent.children[node.key[: self._page_bytes]] is node
             assert len(node.slots) in (0, node.tokens), "a node's slots and key differ in length"
             assert node.locks >= sum(child.locks for child in node.children.values()), "a child is locked more"
-            assert node.namespace == node.parent.namespace
-            assert (node in order) == (node.locks == 0), "the recency list does not hold the unlocked nodes"
+            assert node.holds >= sum(child.holds for child in node.children.values()), "a child is held more"
+            assert node.namespace == node.parent.namespace and not node.gone
+            assert (node in self._recency) == (node.locks == 0 == node.holds), "wrong nodes in the list without holds"
+            assert (node in self._held) == (node.locks == 0 < node.holds), "wrong nodes in the list of the held"
             if node.locks == 0:
                 evictable += node.tokens
+                held += node.tokens if node.holds else 0
                 for child in node.children.values():
                     assert order[child] < order[node], "a node stands before its child in the recency list"
             else:
                 protected += node.tokens
         assert (count, evictable, protected) == (self.nodes, self.evictable_tokens, self.protected_tokens)
-        assert len(order) <= count, "the recency list holds nodes that left the tree"
+        assert held == self.held_tokens
+        assert len(order) <= count, "the recency lists hold nodes that left the tree"
 
     @property
     def total_locks(self) -> int:
@@ -318,15 +396,17 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         upper = Node(parent, node.key[:at], node.slots[: at // _ITEM].copy(), node.namespace)
-        upper.locks = node.locks
+        upper.locks, upper.holds = node.locks, node.holds
         upper.children[node.key[at : at + self._page_bytes]] = node
         parent.children[node.key[: self._page_bytes]] = upper
         node.parent = upper
         node.key = node.key[at:]
         node.slots = node.slots[at // _ITEM :].copy()
         self.nodes += 1
-        if upper.locks == 0:  # its caller locks it next, and with it the ancestors that would have to stand behind it
-            self._recency[upper] = None
+        if (
+            upper.locks == 0
+        ):  # its caller locks or holds it next, and with it the ancestors that have to stand behind it
+            (self._held if upper.holds else self._recency)[upper] = None
         if node in self._fresh:
             self._fresh[upper] = None
         return upper
@@ -335,14 +415,18 @@ class RadixTree:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key[: self._page_bytes]]
-        del self._recency[leaf]
+        if leaf.holds:  # they count for the parent already
+            del self._held[leaf]
+            self.held_tokens -= leaf.tokens
+        else:
+            del self._recency[leaf]
         self._fresh.pop(leaf, None)
-        leaf.parent = None
         self.evictable_tokens -= leaf.tokens
         self.nodes -= 1
         self.version += 1
+        freed, leaf.gone, leaf.slots, leaf.key = leaf.slots, True, _NONE, b""
         self._drop_empty_root(parent)
-        return leaf.slots
+        return freed
 
     def _drop_empty_root(self, node: Node) -> None:
         if node.parent is None and not node.children and node.locks == 0 and self._roots.get(node.namespace) is node:

@@ -3,6 +3,9 @@
 Invariants (``check_integrity``): every page is free, or in the tree, or owned by exactly one running sequence; the locks on
 the roots are the running sequences; a waiting sequence holds nothing. The running sequence that came first is
 never preempted, and any one sequence fits in the pool, so the loop always makes progress.
+
+What requests say of their programs (``Sequence.hint``) changes the order of admission, the order of eviction and how many programs
+are started at a time, never what is computed. Each has a switch. Policy ``fcfs`` uses none of it, ``priority`` only the eviction.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixrt.cache.page_pool import IntArray, PagePool
-from radixrt.cache.radix_tree import RadixTree
+from radixrt.cache.radix_tree import Hold, RadixTree
 from radixrt.scheduler import policy
 from radixrt.scheduler.batch import Batch, ForwardBatch
+from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.sequence import Phase, Sequence
 
 _RESERVE_CAP = 4096  # tokens of output held back for one running sequence at most
@@ -45,6 +49,9 @@ class Scheduler:
         max_running: most sequences running at once.
         schedule_policy: see ``policy.order``.
         max_wait_steps: a sequence that waited this long goes first.
+        program_order: a started program's next step goes before a new program's first, see ``policy.order_programs``.
+        program_eviction: what a live program holds is evicted last, see ``hold``.
+        program_admission: a program is started only when there is room for it and for what the started ones will need.
     """
 
     def __init__(
@@ -56,6 +63,9 @@ class Scheduler:
         max_running: int,
         schedule_policy: str = "lpm",
         max_wait_steps: int = 512,
+        program_order: bool = True,
+        program_eviction: bool = True,
+        program_admission: bool = True,
     ) -> None:
         self.pool = pool
         self.tree = tree
@@ -63,6 +73,10 @@ class Scheduler:
         self.max_running = max_running
         self.policy = schedule_policy
         self.max_wait_steps = max_wait_steps
+        self._ordered = program_order and schedule_policy in ("lpm", "dfs-weight")
+        self._holding = program_eviction and schedule_policy != "fcfs" and tree is not None
+        self._gated = program_admission and schedule_policy in ("lpm", "dfs-weight") and tree is not None
+        self.programs = Programs(max_wait_steps, enabled=self._ordered or self._holding or self._gated)
         self.waiting: OrderedDict[int, Sequence] = OrderedDict()  # by uid, in order of arrival
         self.preempted: list[Sequence] = []  # waiting again, in order of arrival
         self.suspects: list[Sequence] = []  # to run alone, one after the other, see ``fail``; the first may be running
@@ -78,6 +92,7 @@ class Scheduler:
         """Let ``sequence`` wait. It must fit in the pool alone: ``pages_for(limit) <= pool.pages``."""
         sequence.enqueued_step = self.step
         self.waiting[sequence.uid] = sequence
+        self.programs.arrive(sequence)
         self._blocked_until = 0
 
     def finish(self, sequence: Sequence) -> None:
@@ -86,6 +101,7 @@ class Scheduler:
             self._release(sequence)
             del self.running[sequence.uid]
         self.waiting.pop(sequence.uid, None)
+        self.programs.leave(sequence, self.step)
         for queue in (self.preempted, self.suspects):
             if sequence in queue:
                 queue.remove(sequence)
@@ -100,6 +116,35 @@ class Scheduler:
     def waiting_count(self) -> int:
         return len(self.waiting) + len(self.preempted) + sum(s.phase is Phase.WAITING for s in self.suspects)
 
+    # ---- programs
+
+    def hold(self, tokens: IntArray, namespace: str = "", program: str = "") -> Hold | None:
+        """A live program is going to continue ``tokens``: what is cached of them is evicted only when nothing else is left.
+
+        The hold lasts until ``release``, the end of ``program`` where that is given, or until that has been idle for
+        ``max_wait_steps`` steps. ``None`` where nothing is cached, or holds are off.
+        """
+        hold = self.tree.hold(tokens, namespace) if self._holding and self.tree is not None else None
+        if hold is not None and program:
+            self.programs.held(program, hold)
+        return hold
+
+    def release(self, hold: Hold, program: str = "") -> None:
+        """Undo ``hold``; harmless when that happened already."""
+        if self.tree is not None:
+            self.tree.release(hold)
+        if program:
+            self.programs.released(program, hold)
+
+    def end_program(self, program: str) -> None:
+        """No request of ``program`` follows: its holds are released, and its share of the pool is free for another one."""
+        self._release_all(self.programs.end(program))
+
+    def _release_all(self, holds: set[Hold]) -> None:
+        if self.tree is not None:
+            for hold in holds:
+                self.tree.release(hold)
+
     # ---- one step: schedule, then commit or fail
 
     def schedule(self) -> Batch | None:
@@ -111,6 +156,7 @@ class Scheduler:
         """
         self.step += 1
         self.counters.steps += 1
+        self._release_all(self.programs.expire(self.step))
         if self.tree is not None:
             self.tree.begin_step()
         plan: dict[int, tuple[Sequence, int]] = {}  # uid -> (sequence, computed after the step)
@@ -262,16 +308,25 @@ class Scheduler:
             candidates = policy.order(
                 "priority", [*self.preempted, *self.waiting.values()], None, self.step, self.max_wait_steps
             )
+        elif self._ordered:
+            candidates = self.preempted + policy.order_programs(
+                self.policy, self.programs, self.tree, self.step, self.max_wait_steps
+            )
         else:
             candidates = self.preempted + policy.order(
                 self.policy, self.waiting.values(), self.tree, self.step, self.max_wait_steps
             )
+        open_to_new = True
         reserved = sum(self._reserve(s) for s in self.running.values())
         for sequence in candidates:
             if len(self.running) >= self.max_running:
                 return
             if budget <= 0 and not self._cached_whole(sequence):
                 continue  # a later one may be, and then it needs no budget
+            if self._gated and self.programs.is_new(sequence):
+                open_to_new = open_to_new and self._room_for_program(sequence)
+                if not open_to_new and self.step - sequence.enqueued_step < self.max_wait_steps:
+                    continue
             self._start(sequence)
             # pages: a last one may be filled in part
             need = self._reserve(sequence) + self.pool.page_size - 1
@@ -286,6 +341,22 @@ class Scheduler:
             budget -= used
             reserved += self._reserve(sequence) - used
             self._dequeue(sequence)
+
+    def _room_for_program(self, sequence: Sequence) -> bool:
+        """Whether the program that ``sequence`` starts fits beside those that have started.
+
+            pool    |-- running, locked, held --|-- nobody wants it: free or evictable --|
+                                                |-- growth of the started --|-- need --|
+
+        The first one fits always, and so does the next one when all that have started are idle: thinking blocks nobody.
+        """
+        if not self.programs.busy or self.tree is None:
+            return True
+        running = self.running.values()
+        grown = sum(s.generated for s in running if s.hint is not None)  # in the pool, and not yet in the books
+        to_come = sum(max(0, s.size - s.owned) for s in running)  # in the books, and not yet in the pool
+        growth = max(0, self.programs.growth - grown) + to_come
+        return growth + self.programs.need(sequence) <= self._available() - self.tree.held_tokens
 
     def _cached_whole(self, sequence: Sequence) -> bool:
         if self.tree is None or sequence.size % self.pool.page_size:
@@ -311,6 +382,8 @@ class Scheduler:
     def _dequeue(self, sequence: Sequence) -> None:
         if self.waiting.pop(sequence.uid, None) is None:
             self.preempted.remove(sequence)
+        else:
+            self.programs.admit(sequence)
         if sequence.admitted_at is None:
             sequence.admitted_at = time.monotonic()
 
@@ -429,6 +502,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises AssertionError where an invariant of this module, the tree or the pool does not hold. O(pool)."""
+        self.programs.check_integrity(self.waiting)
         owned: list[IntArray] = []
         for sequence in self.running.values():
             assert sequence.phase is Phase.RUNNING

@@ -19,6 +19,7 @@ import numpy as np
 
 from radixrt.cache.page_pool import IntArray
 from radixrt.cache.radix_tree import Node
+from radixrt.scheduler.hints import ProgramHint
 
 
 class Phase(Enum):
@@ -36,6 +37,7 @@ class Sequence:
         limit: most tokens, prompt included.
         namespace: sequences share KV only within it.
         priority: smaller runs earlier (policy ``priority``).
+        hint: where it stands in the program that it is a step of.
     """
 
     __slots__ = (
@@ -45,6 +47,7 @@ class Sequence:
         "computed_prompt",
         "enqueued_step",
         "high_water",
+        "hint",
         "in_tree",
         "limit",
         "matched",
@@ -64,10 +67,19 @@ class Sequence:
         "uid",
     )
 
-    def __init__(self, uid: int, prompt: IntArray, limit: int, namespace: str = "", priority: int = 0) -> None:
+    def __init__(
+        self,
+        uid: int,
+        prompt: IntArray,
+        limit: int,
+        namespace: str = "",
+        priority: int = 0,
+        hint: ProgramHint | None = None,
+    ) -> None:
         self.uid = uid
         self.namespace = namespace
         self.priority = priority
+        self.hint = hint
         self.prompt_len = self.size = len(prompt)
         self.limit = limit
         self.tokens: IntArray = np.empty(min(limit, self.size + 64), dtype=np.int32)

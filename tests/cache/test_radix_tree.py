@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from radixrt.cache.page_pool import PagePool
-from radixrt.cache.radix_tree import Node, RadixTree
+from radixrt.cache.radix_tree import Hold, Node, RadixTree
 
 TOKENS = st.lists(st.integers(0, 2), max_size=14)
 NAMESPACE = st.sampled_from(["", "a"])
@@ -17,11 +17,12 @@ def array(tokens: list[int]) -> np.ndarray:
 
 
 class NaivePage:
-    """One cached page: its slots, how many hold it, and when it was last released."""
+    """One cached page: its slots, how many lock and how many hold it, and when it was last put into its list."""
 
     def __init__(self, slots: list[int]) -> None:
         self.slots = slots
         self.locks = 0
+        self.holds = 0
         self.released = 0
 
 
@@ -35,6 +36,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree = RadixTree(page_size)
         self.model: dict[tuple[str, tuple[int, ...]], NaivePage] = {}
         self.held: list[tuple[str, tuple[int, ...], Node]] = []
+        self.holds: list[tuple[str, tuple[int, ...], Hold]] = []
         self.clock = 0
 
     def path(self, namespace: str, tokens: tuple[int, ...]) -> list[NaivePage]:
@@ -94,17 +96,75 @@ class TreeMachine(RuleBasedStateMachine):
             if page.locks == 0:
                 page.released = self.clock
 
+    @rule(tokens=TOKENS, namespace=NAMESPACE)
+    def insert(self, tokens: list[int], namespace: str) -> None:
+        self.match(tokens, namespace)
+        self.extend(tokens, len(self.held) - 1)
+        self.unlock(len(self.held) - 1)
+
+    @rule(which=st.integers(0, 99), tokens=st.lists(st.integers(0, 2), max_size=2))
+    def hold(self, which: int, tokens: list[int]) -> None:
+        """Of what is cached, and a little more."""
+        known = sorted(self.model)
+        namespace, start = known[which % len(known)] if known else ("", ())
+        tokens = [*start, *tokens]
+        prefix = self.longest(namespace, tokens)
+        hold = self.tree.hold(array(tokens), namespace)
+        assert (hold is None) == (not prefix)
+        if hold is None:
+            return
+        self.clock += 1
+        for page in self.path(namespace, prefix):
+            page.holds += 1
+            if page.locks == 0:
+                page.released = self.clock
+        self.holds.append((namespace, prefix, hold))
+
+    @rule(which=st.integers(0, 9), again=st.booleans())
+    def release(self, which: int, again: bool) -> None:
+        if not self.holds:
+            return
+        namespace, prefix, hold = self.holds.pop(which % len(self.holds))
+        self.tree.release(hold)
+        if again:
+            self.tree.release(hold)
+        self.clock += 1
+        for page in self.path(namespace, prefix):
+            page.holds -= 1
+            if page.holds == 0 and page.locks == 0:
+                page.released = self.clock
+
+    def remove(self, key: tuple[str, tuple[int, ...]]) -> list[int]:
+        """Take a page that nothing continues out of the model; what held it holds the page before it."""
+        namespace, gone = key
+        self.holds = [
+            (name, prefix[: -self.size] if (name, prefix) == (namespace, gone) else prefix, hold)
+            for name, prefix, hold in self.holds
+        ]
+        return self.model.pop(key).slots
+
+    @rule()
+    def flush(self) -> None:
+        expected: list[int] = []
+        for key in sorted(self.model, key=lambda key: -len(key[1])):
+            if self.model[key].locks == 0:
+                expected.extend(self.remove(key))
+        freed = self.tree.flush()
+        assert sorted(s for slots in freed for s in slots.tolist()) == sorted(expected)
+        for slots in freed:
+            self.pool.free(slots)
+
     @rule(pages=st.integers(1, 6))
     def evict(self, pages: int) -> None:
-        """Page by page, the least recently released of those that nothing cached continues."""
+        """Page by page, of those that nothing cached continues one that nobody holds; of equals the one released first."""
         expected: list[int] = []
         for _ in range(pages):
             parents = {(namespace, tokens[: -self.size]) for namespace, tokens in self.model}
             leaves = [key for key, page in self.model.items() if key not in parents and page.locks == 0]
             if not leaves:
                 break
-            oldest = min(leaves, key=lambda key: self.model[key].released)
-            expected.extend(self.model.pop(oldest).slots)
+            oldest = min(leaves, key=lambda key: (self.model[key].holds > 0, self.model[key].released))
+            expected.extend(self.remove(oldest))
         freed = self.tree.evict(pages * self.size)
         assert sorted(s for slots in freed for s in slots.tolist()) == sorted(expected)
         for slots in freed:
@@ -118,6 +178,8 @@ class TreeMachine(RuleBasedStateMachine):
         pages = list(self.model.values())
         assert self.tree.evictable_tokens == self.size * sum(page.locks == 0 for page in pages)
         assert self.tree.protected_tokens == self.size * sum(page.locks > 0 for page in pages)
+        held = self.size * sum(page.locks == 0 < page.holds for page in pages)
+        assert self.tree.held_tokens == held
         assert sorted(self.tree.slots().tolist()) == sorted(s for page in pages for s in page.slots)
         assert self.tree.total_locks == len(self.held)
         assert self.pool.free_pages + len(pages) == self.pool.pages
@@ -158,3 +220,30 @@ def test_drop_fresh_removes_what_this_step_added_and_no_more() -> None:
     tree.check_integrity()
     assert tree.peek(array([1, 2, 3, 4]))[0] == 4
     assert tree.peek(array([1, 2, 9, 9, 8]))[0] == 2
+
+
+def test_what_a_live_program_wants_is_evicted_last() -> None:
+    tree = RadixTree()
+    tree.insert(array([1, 2, 3]), array([0, 1, 2]))
+    hold = tree.hold(array([1, 2, 9]))
+    assert hold is not None and tree.held_tokens == 2
+    tree.insert(array([4, 5]), array([3, 4]))  # used later, and wanted by nobody
+    assert [s.tolist() for s in tree.evict(3)] == [[2], [3, 4]]
+    assert [s.tolist() for s in tree.evict(1)] == [[1]]
+    tree.insert(array([7]), array([5]))
+    tree.release(hold)
+    assert tree.held_tokens == 0
+    assert [s.tolist() for s in tree.evict(2)] == [[5], [0]]
+
+
+def test_a_hold_whose_prefix_is_all_gone_is_released_without_harm() -> None:
+    tree = RadixTree()
+    tree.insert(array([1, 2]), array([0, 1]))
+    tree.insert(array([1, 2, 3, 4]), array([0, 1, 2, 3]))
+    hold = tree.hold(array([1, 2, 3, 4]))
+    tree.flush()
+    assert hold is not None and not tree._roots
+    tree.insert(array([1, 2, 3, 4]), array([4, 5, 6, 7]))
+    tree.release(hold)
+    tree.check_integrity()
+    assert tree.held_tokens == 0 and tree.evictable_tokens == 4

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from radixrt.cache.page_pool import PagePool
-from radixrt.cache.radix_tree import RadixTree
+from radixrt.cache.radix_tree import Hold, RadixTree
+from radixrt.scheduler.hints import ProgramHint
 from radixrt.scheduler.policy import order
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Sequence
@@ -37,7 +38,7 @@ def unique_edges(prompts: list[list[int]]) -> int:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, aborts, failing steps and flushes in pools from tight to wide."""
+    """Random arrivals, aborts, failing steps, flushes, programs and their holds in pools from tight to wide."""
 
     @initialize(
         page_size=st.sampled_from([1, 1, 2, 3]),
@@ -46,8 +47,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(POLICIES),
         cache=st.booleans(),
         max_running=st.sampled_from([1, 3, 8]),
+        switches=st.tuples(st.booleans(), st.booleans(), st.booleans()),
     )
-    def start(self, page_size: int, spare: int, chunk: int, policy: str, cache: bool, max_running: int) -> None:
+    def start(
+        self,
+        page_size: int,
+        spare: int,
+        chunk: int,
+        policy: str,
+        cache: bool,
+        max_running: int,
+        switches: tuple[bool, bool, bool],
+    ) -> None:
         self.scheduler, self.kv = make(
             pages=-(-24 // page_size) + spare,
             page_size=page_size,
@@ -56,7 +67,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             schedule_policy=policy,
             max_wait_steps=20,
             max_running=max_running,
+            program_order=switches[0],
+            program_eviction=switches[1],
+            program_admission=switches[2],
         )
+        self.holds: list[tuple[Hold, str]] = []
         self.live: dict[int, Sequence] = {}
         self.prompts: dict[int, tuple[list[int], int]] = {}
         self.uids = itertools.count()
@@ -66,10 +81,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         new=st.integers(0, 8),
         namespace=st.sampled_from(["", "", "a"]),
         priority=st.integers(0, 2),
+        program=st.sampled_from(["", "", "p", "q", "r"]),
+        step=st.sampled_from([0, 0, 1]),
+        remaining=st.sampled_from([None, 0, 2]),
+        group=st.sampled_from(["", "g"]),
     )
-    def add(self, prompt: list[int], new: int, namespace: str, priority: int) -> None:
+    def add(
+        self,
+        prompt: list[int],
+        new: int,
+        namespace: str,
+        priority: int,
+        program: str,
+        step: int,
+        remaining: int | None,
+        group: str,
+    ) -> None:
         uid = next(self.uids)
-        self.live[uid] = sequence(uid, prompt, new, namespace=namespace, priority=priority)
+        name = "odd" if program == "r" else "even"
+        hint = ProgramHint(program, name, 0, step, remaining, group) if program else None
+        self.live[uid] = sequence(uid, prompt, new, namespace=namespace, priority=priority, hint=hint)
         self.prompts[uid] = (prompt, new)
         self.scheduler.add(self.live[uid])
 
@@ -88,6 +119,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prompts.pop(uid, None)
         self.scheduler.check_integrity()
 
+    @rule(
+        tokens=st.lists(st.integers(0, 2), min_size=1, max_size=16),
+        namespace=st.sampled_from(["", "a"]),
+        program=st.sampled_from(["", "p", "q", "x"]),
+    )
+    def hold(self, tokens: list[int], namespace: str, program: str) -> None:
+        hold = self.scheduler.hold(np.array(tokens, dtype=np.int32), namespace, program)
+        if hold is not None:
+            self.holds.append((hold, program))
+        self.scheduler.check_integrity()
+
+    @rule(which=st.integers(0, 9))
+    def release(self, which: int) -> None:
+        if self.holds:
+            self.scheduler.release(*self.holds.pop(which % len(self.holds)))
+            self.scheduler.check_integrity()
+
+    @rule(program=st.sampled_from(["p", "q", "r", "x"]))
+    def end_program(self, program: str) -> None:
+        self.scheduler.end_program(program)
+        self.scheduler.check_integrity()
+
     @rule()
     def flush(self) -> None:
         if getattr(self, "scheduler", None) and self.scheduler.tree is not None:
@@ -102,6 +155,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         for uid, (prompt, new) in self.prompts.items():
             if uid in self.live:
                 assert self.kv.outputs.get(uid, []) == self.kv.expected(prompt, new)
+        for hold, program in self.holds:
+            self.scheduler.release(hold, program)
+        if self.scheduler.tree is not None:
+            assert self.scheduler.tree.held_tokens == 0
         if self.scheduler.tree is not None:
             assert self.scheduler.tree.total_locks == 0 and self.scheduler.tree.protected_tokens == 0
         self.scheduler.check_integrity()
