@@ -5,6 +5,7 @@ Invariants: everything here is immutable and validated on construction; nothing 
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -138,6 +139,12 @@ class SamplingParams:
         if self.constraint is not None:
             put("constraint", _constraint(self.constraint))
 
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same parameters with another seed; the others are not checked again."""
+        seeded = copy.copy(self)
+        object.__setattr__(seeded, "seed", integer("seed", seed, -(2**63), 2**64 - 1))
+        return seeded
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping with field names as keys (a JSON object, say)."""
@@ -184,6 +191,10 @@ class RequestOutput:
 
     ``cached_tokens`` and ``computed_tokens`` are of the first sample, and together the prompt as far as it was reached: all of it,
     unless the request was aborted or failed before. ``recomputed_tokens`` were computed again because a preempted request's KV had been evicted.
+
+    Where choices were scored, ``scores`` has for each choice the natural log-probabilities of its tokens (``None`` if the request
+    was aborted or failed), there is a sample without text for each choice, ``prompt_token_ids`` is the prefix, and the counts are sums over the
+    choices, each of which is a prompt of its own: prefix and choice.
     """
 
     request_id: str
@@ -199,6 +210,7 @@ class RequestOutput:
     decode_time: float = 0.0
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
     error: str | None = None
+    scores: tuple[tuple[float, ...], ...] | None = None
 
     @property
     def text(self) -> str:

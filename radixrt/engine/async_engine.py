@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from radixrt.engine.core import Engine, Prompt, _params_for
-from radixrt.engine.inputs import split_prompts
+from radixrt.engine.core import Engine
+from radixrt.engine.inputs import Prompt, params_for, split_prompts
 from radixrt.engine.stats import EngineStats
 from radixrt.errors import EngineClosed, InvalidRequest
 from radixrt.model.runner import ModelInfo
 from radixrt.model.tokenizer import Tokenizer
 from radixrt.request import OutputDelta, RequestOutput, SamplingParams
+
+log = logging.getLogger("radixrt")
 
 T = TypeVar("T")
 Listener = Callable[[OutputDelta | BaseException], None]
@@ -43,7 +46,8 @@ class AsyncEngine:
         if engine is not None and not isinstance(engine, Engine):
             raise InvalidRequest("engine", f"must be an Engine, not {type(engine).__name__}")
         self._make = (lambda: engine) if engine is not None else (lambda: Engine(model, progress=progress, **settings))
-        self._calls: queue.SimpleQueue[tuple[Callable[[Engine], Any], Future[Any]] | None] = queue.SimpleQueue()
+        # a call without a future was posted; None: close
+        self._calls: queue.SimpleQueue[tuple[Callable[[Engine], Any], Future[Any] | None] | None] = queue.SimpleQueue()
         self._listeners: dict[str, Listener] = {}  # touched by the thread only
         self._ready: Future[Engine] | None = None
         self._thread: threading.Thread | None = None
@@ -89,7 +93,7 @@ class AsyncEngine:
     ) -> list[RequestOutput]:
         """Answer one prompt or many, in order; see ``Engine.generate``. Cancelling aborts all of them."""
         items = split_prompts(prompts)
-        each = _params_for(items, params)
+        each = params_for(items, params)
         most = max((one.n for one in each if isinstance(one, SamplingParams)), default=1)
         places = asyncio.Semaphore(max(1, self._started().config.max_waiting_requests // most))
 
@@ -140,7 +144,7 @@ class AsyncEngine:
 
         def begin(engine: Engine) -> str:
             name = engine.submit(ready, request_id=request_id, priority=priority, cache_salt=cache_salt)
-            self._listeners[name] = listen
+            self.listen(name, listen)
             return name
 
         started = self._submit(begin)
@@ -168,6 +172,31 @@ class AsyncEngine:
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run ``function(engine)`` between two steps, on the engine's thread."""
         return await asyncio.wrap_future(self._submit(function))
+
+    # ---- on the engine's thread
+
+    def post(self, function: Callable[[Engine], object]) -> None:
+        """Run ``function(engine)`` between two steps, on the engine's thread, without waiting for it; from any thread.
+
+        What it raises is logged. Where the engine stops before its turn it still runs, on the closed engine, whose methods
+        raise ``EngineClosed``.
+
+        Raises:
+            EngineClosed: the engine is not running.
+        """
+        self._started()
+        with self._gate:
+            if self._failure is not None:
+                raise EngineClosed(str(self._failure)) from self._failure
+            self._calls.put((function, None))
+
+    def listen(self, request_id: str, listener: Listener) -> None:
+        """Hand each delta of a request to ``listener``, or the exception when the engine stops before its end. On the engine's
+        thread only, right where the request is submitted. A listener that raises is not called again, and its request is aborted."""
+        if self._failure is not None:
+            self._tell(listener, self._failure)
+        else:
+            self._listeners[request_id] = listener
 
     # ---- inside
 
@@ -221,14 +250,19 @@ class AsyncEngine:
             reason.__cause__ = error
         with self._gate:
             self._failure = reason
-        for listener in self._listeners.values():
+        listeners, self._listeners = list(self._listeners.values()), {}
+        for listener in listeners:
             self._tell(listener, reason)
-        self._listeners.clear()
+        engine.close()
         while not self._calls.empty():
             call = self._calls.get()
-            if call is not None and call[1].set_running_or_notify_cancel():
-                call[1].set_exception(reason)
-        engine.close()
+            if call is None:
+                continue
+            function, future = call
+            if future is None:
+                self._run_posted(function, engine)
+            elif future.set_running_or_notify_cancel():
+                future.set_exception(reason)
 
     def _take_calls(self, engine: Engine) -> bool:
         """Run the calls that wait, or wait for one where there is nothing else to do; False: close."""
@@ -237,6 +271,9 @@ class AsyncEngine:
             if call is None:
                 return False
             function, future = call
+            if future is None:
+                self._run_posted(function, engine)
+                continue
             if not future.set_running_or_notify_cancel():
                 continue
             try:
@@ -259,11 +296,22 @@ class AsyncEngine:
             engine.abort(delta.request_id)
 
     @staticmethod
+    def _run_posted(function: Callable[[Engine], object], engine: Engine) -> None:
+        try:
+            function(engine)
+        except EngineClosed:
+            log.debug("a posted call found the engine closed", exc_info=True)
+        except BaseException:
+            log.exception("a posted call failed")
+
+    @staticmethod
     def _tell(listener: Listener, item: OutputDelta | BaseException) -> bool:
-        """False: the consumer's event loop is closed, nobody is there to be told."""
+        """False: it raised. Where the consumer's event loop is closed, nobody is there to be told, and that is no fault."""
         try:
             listener(item)
-        except RuntimeError:
+        except Exception as error:
+            if not (isinstance(error, RuntimeError) and "loop is closed" in str(error)):
+                log.exception("a listener failed")
             return False
         return True
 

@@ -7,23 +7,25 @@ one thread uses an engine at a time (``AsyncEngine`` gives it a thread of its ow
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from radixrt.cache.page_pool import IntArray, PagePool
-from radixrt.cache.radix_tree import RadixTree
+from radixrt.cache.page_pool import PagePool
+from radixrt.cache.radix_tree import Hold, RadixTree
 from radixrt.config import EngineConfig
 from radixrt.engine.exclusive import Exclusive
-from radixrt.engine.inputs import Message, Prompt, check_ids, check_limits, read_template, split_prompts, to_tokens
+from radixrt.engine.inputs import Message, Prompt, params_for, read_template, split_prompts, to_ids
+from radixrt.engine.intake import Intake, Ready
 from radixrt.engine.live import LiveRequest, LiveSample
+from radixrt.engine.scoring import score
 from radixrt.engine.stats import EngineStats, OptimalCache
 from radixrt.errors import EngineClosed, InvalidRequest, RadixrtError
 from radixrt.grammar.compile import compile_constraint
@@ -40,18 +42,9 @@ from radixrt.sampling.logprobs import position_logprobs
 from radixrt.sampling.sampler import Sampled, sample
 from radixrt.sampling.spec import mix
 from radixrt.scheduler.batch import Batch
+from radixrt.scheduler.hints import ProgramHint
 from radixrt.scheduler.scheduler import Scheduler, SchedulerCounters
 from radixrt.scheduler.sequence import Phase, Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A request that was checked: its prompt's tokens, its parameters, and its constraint where it has one."""
-
-    tokens: IntArray
-    params: SamplingParams
-    constraint: CompiledConstraint | None
-
 
 log = logging.getLogger("radixrt")
 
@@ -88,8 +81,12 @@ class Engine:
             max_running=self.config.max_running_requests,
             schedule_policy=self.config.schedule_policy,
             max_wait_steps=self.config.max_wait_steps,
+            program_order=self.config.program_order,
+            program_eviction=self.config.program_eviction,
+            program_admission=self.config.program_admission,
         )
         self._compiler = CompileCache(compile=partial(compile_constraint, backend=self.config.grammar_backend))
+        self._intake = Intake(self.config, self._info, self.tokenizer, self.compile)
         self._requests: dict[str, LiveRequest] = {}
         self._samples: dict[int, LiveSample] = {}  # by the uid of their sequence
         self._mailbox: deque[OutputDelta] = deque()  # made outside of a step, or read by someone else's loop
@@ -122,15 +119,15 @@ class Engine:
             InvalidRequest: an invalid prompt or parameter, before anything is started.
         """
         items = split_prompts(prompts)
-        each = _params_for(items, params)
+        each = params_for(items, params)
         ready: list[Ready] = []
         asked = {one.constraint for one in each if isinstance(one, SamplingParams)}
         for constraint in asked:
             if constraint is not None:
-                self.compile(constraint)  # all at once, in the workers; _check waits for its own
+                self.compile(constraint)  # all at once, in the workers; prepare waits for its own
         for index, (item, one) in enumerate(zip(items, each, strict=True)):
             try:
-                ready.append(self._check(item, one))
+                ready.append(self.prepare(item, one))
             except InvalidRequest as error:
                 if len(items) == 1:
                     raise
@@ -149,7 +146,7 @@ class Engine:
                         following = ready[len(ids)]
                         ids.append(uuid.uuid4().hex)
                         running.add(ids[-1])
-                        self._add(following, ids[-1], 0, "")
+                        self.submit(following, request_id=ids[-1])
                     for delta in self._step_for(running):
                         made += len(delta.token_ids)
                         if delta.output is not None:
@@ -203,13 +200,62 @@ class Engine:
             self.prepare(prompt, params), request_id=request_id, priority=priority, cache_salt=cache_salt
         )
 
-    def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> Ready:
-        """The first half of ``add``, which any thread may do: tokenize and check; raises what ``add`` raises."""
-        return self._check(prompt, SamplingParams() if params is None else params)
+    def prepare(self, prompt: Prompt, params: SamplingParams | None = None, *, heal: bytes = b"") -> Ready:
+        """The first half of ``add``, which any thread may do: tokenize and check; raises what ``add`` raises.
 
-    def submit(self, ready: Ready, *, request_id: str | None = None, priority: int = 0, cache_salt: str = "") -> str:
-        """The second half of ``add``."""
-        return self._add(ready, uuid.uuid4().hex if request_id is None else request_id, priority, cache_salt)
+        Args:
+            heal: bytes cut off the end of the prompt, which the output begins with but does not show: stop strings do not match
+                in them, and the request gets one token more for them. See ``radixrt.engine.healing``.
+        """
+        self._check_open()
+        return self._intake.generation(prompt, SamplingParams() if params is None else params, heal)
+
+    def prepare_score(self, prefix: Seq[int], choices: Seq[Seq[int]]) -> Ready:
+        """A request that generates nothing: its output's ``scores`` are the log-probabilities of each choice's tokens behind
+        ``prefix``. What choices have in common is computed once. Any thread may do this.
+
+        Raises:
+            InvalidRequest: an empty prefix, no choices or too many, one that does not fit, ids that the model does not know.
+        """
+        self._check_open()
+        return self._intake.scoring(prefix, choices)
+
+    def healable(self, token_id: int) -> bytes:
+        """The bytes of a token that ``heal`` should take off the end of a prompt, see ``TokenTable.healable``; else ``b""``."""
+        return self._intake.table.healable(token_id)
+
+    def submit(
+        self,
+        ready: Ready,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        hint: ProgramHint | None = None,
+    ) -> str:
+        """The second half of ``add``.
+
+        Args:
+            hint: where the request stands in a program, for the scheduler.
+        """
+        return self._add(ready, uuid.uuid4().hex if request_id is None else request_id, priority, cache_salt, hint)
+
+    def hold(self, tokens: Seq[int], *, cache_salt: str = "", program: str = "") -> Hold | None:
+        """Have what is cached of ``tokens`` evicted last; see ``Scheduler.hold``."""
+        self._check_open()
+        ids = to_ids("tokens", tokens, self._info.context_length)
+        with self._alone:
+            return self._scheduler.hold(ids, cache_salt, program)
+
+    def release(self, hold: Hold, *, program: str = "") -> None:
+        """Undo ``hold``."""
+        with self._alone:
+            self._scheduler.release(hold, program)
+
+    def end_program(self, program: str) -> None:
+        """No request of this program (``ProgramHint.program``) will follow."""
+        with self._alone:
+            self._scheduler.end_program(program)
 
     def compile(self, constraint: Constraint) -> Future[CompiledConstraint]:
         """Compile a constraint in a worker, or find it compiled; may be called from any thread.
@@ -227,7 +273,7 @@ class Engine:
             for item in request.samples:
                 if item.finish_reason is None:
                     self._finish(item, FinishReason.ABORT)
-                    self._mailbox.append(item.delta())
+                    self._post(item)
             return True
 
     @property
@@ -237,8 +283,7 @@ class Engine:
 
     def step(self) -> list[OutputDelta]:
         """Run one batch; returns what it added to each sampled sequence."""
-        if self._closed:
-            raise EngineClosed("the engine is closed")
+        self._check_open()
         with self._alone:
             batch = self._scheduler.schedule()
             if batch is not None:
@@ -330,64 +375,35 @@ class Engine:
 
     # ---- inside: requests
 
-    def _check(self, prompt: Prompt, params: SamplingParams) -> Ready:
-        """Validate against the model and the limits."""
+    def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed("the engine is closed")
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequest("params", f"must be SamplingParams, not {type(params).__name__}")
-        info = self._info
-        check_limits(params, self.config, info.vocab_size)
-        tokens = to_tokens(prompt, self.tokenizer, info.context_length)
-        check_ids("prompt", tokens, info.vocab_size)
-        longest = len(tokens) + (params.max_tokens or 0)
-        if len(tokens) > info.context_length or (params.max_tokens is None and len(tokens) == info.context_length):
-            raise InvalidRequest(
-                "prompt", f"has {len(tokens)} tokens; context_length={info.context_length} must hold it and its output"
-            )
-        if longest > info.context_length:
-            raise InvalidRequest(
-                "max_tokens",
-                f"={params.max_tokens}: with a prompt of {len(tokens)} tokens that is {longest}, "
-                f"more than context_length={info.context_length}",
-            )
-        return Ready(tokens, params, self._compiled(params, info.context_length - len(tokens)))
 
-    def _compiled(self, params: SamplingParams, room: int) -> CompiledConstraint | None:
-        """The constraint, compiled, where there is one; refused where it cannot be completed in the tokens there are."""
-        if params.constraint is None:
-            return None
-        compiled = self.compile(params.constraint).result()
-        most = room if params.max_tokens is None else params.max_tokens
-        if compiled.min_tokens > most:
-            raise InvalidRequest(
-                "max_tokens",
-                f"={most}: the shortest output that the constraint allows has {compiled.min_tokens} tokens",
-            )
-        return compiled
-
-    def _add(self, ready: Ready, request_id: str, priority: int, cache_salt: str) -> str:
-        tokens, params = ready.tokens, ready.params
+    def _add(self, ready: Ready, request_id: str, priority: int, cache_salt: str, hint: ProgramHint | None) -> str:
+        params = ready.params
         with self._alone:
+            self._check_open()
             if not isinstance(request_id, str) or request_id in self._requests:
                 raise InvalidRequest("request_id", f"={request_id!r}: must be a string that no running request has")
             if isinstance(priority, bool) or not isinstance(priority, int):
                 raise InvalidRequest("priority", f"={priority!r}: must be an integer")
             if not isinstance(cache_salt, str):
                 raise InvalidRequest("cache_salt", f"={cache_salt!r}: must be a string")
-            if self._scheduler.waiting_count + params.n > self.config.max_waiting_requests:
+            prompts = ready.prompts()
+            if self._scheduler.waiting_count + len(prompts) > self.config.max_waiting_requests:
                 raise InvalidRequest("max_waiting_requests", f"={self.config.max_waiting_requests}: the queue is full")
-            limit = len(tokens) + params.max_tokens if params.max_tokens is not None else self._info.context_length
             seed = params.seed if params.seed is not None else mix(self.config.seed, self._arrivals)
             self._arrivals += 1
-            request = LiveRequest(request_id, tokens, params, cache_salt, time.monotonic())
+            scoring = ready.choices is not None
+            request = LiveRequest(request_id, ready.tokens, params, cache_salt, time.monotonic(), scoring=scoring)
             self._requests[request_id] = request
             self._request_count += 1
-            for index in range(params.n):
-                sequence = Sequence(self._next_uid, tokens, limit, cache_salt, priority)
+            for index, prompt in enumerate(prompts):
+                limit = ready.limit(prompt, self._info.context_length)
+                sequence = Sequence(self._next_uid, prompt, limit, cache_salt, priority, hint=hint)
                 self._next_uid += 1
                 own_seed = mix(seed, index) if index else seed
-                item = LiveSample(request, index, sequence, self.tokenizer, own_seed, ready.constraint)
+                item = LiveSample(request, index, sequence, self.tokenizer, own_seed, ready.constraint, ready.healing)
                 request.samples.append(item)
                 self._samples[sequence.uid] = item
                 self._scheduler.add(sequence)
@@ -399,7 +415,7 @@ class Engine:
                 else:
                     if reason is not None:
                         self._finish(item, reason)
-                        self._mailbox.append(item.delta())
+                        self._post(item)
             return request_id
 
     def _forget(self, ids: list[str]) -> None:
@@ -439,6 +455,8 @@ class Engine:
         self._scheduler.commit(batch)
         now = time.monotonic()
         for item, result in zip(items, results, strict=True):
+            if item.finish_reason is not None:  # its request failed just now
+                continue
             try:
                 self._accept(item, result, now)
             except Exception as error:
@@ -452,18 +470,28 @@ class Engine:
             request = item.request
             if request.params.prompt_logprobs is not None and request.prompt_logprobs is None:
                 request.prompt_logprobs = self._prompt_logprobs(request, slot_owner)
-        vocab = self._info.vocab_size
-        allowed, failed = {}, {}
-        for i, item in enumerate(items):
+        results: dict[int, Sampled] = {}
+        scored = [i for i, item in enumerate(items) if item.request.scoring]
+        wanted = [(batch.sampled[i], len(items[i].request.prompt)) for i in scored]
+        for i, scores in zip(scored, score(self._runner.logits, wanted), strict=True):
+            items[i].scores = scores
+            finite = all(map(math.isfinite, scores))
+            results[i] = Sampled(-1, error=None if finite else "the model's logits are not finite")
+        drawn = [i for i in range(len(items)) if i not in results]
+        allowed = {}
+        for row, i in enumerate(drawn):
             try:
-                mask = item.mask(vocab)
+                mask = items[i].mask(self._info.vocab_size)
             except Exception as error:  # the grammar came to a limit of its own
-                failed[i] = Sampled(-1, error=str(error))
+                results[i] = Sampled(-1, error=str(error))
                 continue
             if mask is not None:
-                allowed[i] = mask
-        results = sample(self._runner.logits(batch.sample_slots), [item.row() for item in items], allowed)
-        return [failed.get(i, result) for i, result in enumerate(results)]
+                allowed[row] = mask
+        if drawn:
+            logits = self._runner.logits(batch.sample_slots[drawn])
+            for i, result in zip(drawn, sample(logits, [items[i].row() for i in drawn], allowed), strict=True):
+                results.setdefault(i, result)
+        return [results[i] for i in range(len(items))]
 
     def _prompt_logprobs(self, request: LiveRequest, sequence: Sequence) -> tuple[PositionLogprobs | None, ...]:
         """From the stored hidden states, so it does not matter which positions were cached."""
@@ -490,7 +518,7 @@ class Engine:
                 reason = self._jump(item)
         if reason is not None:
             self._finish(item, reason)
-        self._mailbox.append(item.delta())
+        self._post(item)
 
     def _jump(self, item: LiveSample) -> FinishReason | None:
         """Append what the constraint forces, to be computed together with the next token; why the sample ends there, if it does.
@@ -541,22 +569,19 @@ class Engine:
             self._unique_tokens += self._optimal.prompt(sequence.tokens[:reached], sequence.namespace)
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
-        item = self._samples[sequence.uid]
-        item.request.error = f"{type(error).__name__}: {error}"
-        self._finish(item, FinishReason.ERROR)
-        self._mailbox.append(item.delta())
+        """End a sample with an error, and where choices are scored those beside it: some scores are no answer."""
+        failed = self._samples[sequence.uid]
+        failed.request.error = f"{type(error).__name__}: {error}"
+        for item in failed.request.samples if failed.request.scoring else [failed]:
+            if item.finish_reason is None:
+                self._finish(item, FinishReason.ERROR)
+                self._post(item)
 
-
-def _params_for(items: Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * len(items)
-    if isinstance(params, Mapping) or not isinstance(params, Seq):
-        raise InvalidRequest("params", f"must be SamplingParams or a list of them, not {type(params).__name__}")
-    if len(params) != len(items):
-        raise InvalidRequest("params", f"has {len(params)} entries for {len(items)} prompts")
-    return list(params)
+    def _post(self, item: LiveSample) -> None:
+        """Put what is new of a sample into the mailbox; of scored choices only what ends the request."""
+        delta = item.delta()
+        if delta.output is not None or not item.request.scoring:
+            self._mailbox.append(delta)
 
 
 __all__ = ["Engine", "Message", "Prompt"]

@@ -49,7 +49,7 @@ def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A single prompt (text, ids or messages) as a list of one; a list of prompts as it is."""
     if isinstance(prompts, str):
         return [prompts]
-    if not _is_list(prompts):
+    if not is_list(prompts):
         raise InvalidRequest(
             "prompts", f"must be text, token ids, chat messages or a list of these, not {type(prompts).__name__}"
         )
@@ -73,26 +73,81 @@ def to_tokens(prompt: Prompt, tokenizer: Tokenizer, context: int) -> IntArray:
                 "prompt", f"has {len(prompt)} characters; context_length={context} tokens cannot hold it"
             )
         ids = tokenizer.encode(prompt)
-    elif not _is_list(prompt):
+    elif not is_list(prompt):
         raise InvalidRequest("prompt", f"must be text, token ids or chat messages, not {type(prompt).__name__}")
     elif length("prompt", prompt) and isinstance(_first("prompt", prompt), Mapping):
         ids = tokenizer.encode_chat(items("prompt", prompt))
     else:
-        size = length("prompt", prompt)
-        if size > context:
-            raise InvalidRequest("prompt", f"has {size} tokens; context_length={context} must hold it and its output")
-        ids = items("prompt", prompt)
-        for at, token in enumerate(ids):
-            if isinstance(token, bool) or not isinstance(token, Integral):
-                raise InvalidRequest(f"prompt[{at}]", f"={shown(token)}: must be a token id")
-            if not 0 <= int(token) < 2**31:
-                raise InvalidRequest(f"prompt[{at}]", f"={shown(token)}: is not in the vocabulary")
+        return _not_empty(to_ids("prompt", prompt, context))
+    return _not_empty(np.array(ids, dtype=np.int32))
+
+
+def to_ids(field: str, values: Sequence[Any], context: int) -> IntArray:
+    """Token ids given as numbers, int32; a copy, because what the caller holds may change while the request runs.
+
+    Raises:
+        InvalidRequest: no list of ids, or longer than ``context``.
+    """
+    if not is_list(values):
+        raise InvalidRequest(field, f"must be a list of token ids, not {type(values).__name__}")
+    size = length(field, values)
+    if size > context:
+        raise InvalidRequest(field, f"has {size} tokens; context_length={context} must hold it and its output")
+    ids = values if isinstance(values, np.ndarray) and values.ndim == 1 else items(field, values)
+    known = _plain(ids)
+    if known is not None:
+        return known
+    for at, token in enumerate(ids):
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise InvalidRequest(f"{field}[{at}]", f"={shown(token)}: must be a token id")
+        if not 0 <= int(token) < 2**31:
+            raise InvalidRequest(f"{field}[{at}]", f"={shown(token)}: is not in the vocabulary")
+    return np.array(ids, dtype=np.int32)
+
+
+def _plain(ids: Any) -> IntArray | None:
+    """``ids`` as int32 where they are the usual kind of list or array; ``None`` where each must be looked at."""
+    if isinstance(ids, np.ndarray):
+        if ids.dtype.kind not in "iu":
+            return None
+    elif not set(map(type, ids)) <= {int}:
+        return None
+    try:
+        wide = np.array(ids, dtype=np.int64)
+    except OverflowError:
+        return None
+    if len(wide) and not 0 <= int(wide.min()) <= int(wide.max()) < 2**31:
+        return None
+    return wide.astype(np.int32)
+
+
+def _not_empty(ids: IntArray) -> IntArray:
     if len(ids) == 0:
         raise InvalidRequest("prompt", "is empty")
-    return np.array(ids, dtype=np.int32)  # never what the caller holds: it may change while the request runs
+    return ids
 
 
-def _is_list(value: object) -> bool:
+def params_for(
+    items: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    """One ``SamplingParams`` for each of ``items``.
+
+    Raises:
+        InvalidRequest: neither one for all nor a list of one for each.
+    """
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * len(items)
+    if isinstance(params, Mapping) or not isinstance(params, Sequence):
+        raise InvalidRequest("params", f"must be SamplingParams or a list of them, not {type(params).__name__}")
+    if len(params) != len(items):
+        raise InvalidRequest("params", f"has {len(params)} entries for {len(items)} prompts")
+    return list(params)
+
+
+def is_list(value: object) -> bool:
+    """Whether it is a list of something, and no text."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from radixrt.cache.page_pool import IntArray
+from radixrt.engine.healing import Healing
 from radixrt.grammar.matcher import CompiledConstraint
 from radixrt.model.detokenizer import Detokenizer
 from radixrt.model.tokenizer import Tokenizer
@@ -24,12 +25,20 @@ from radixrt.scheduler.sequence import Sequence
 
 
 class LiveRequest:
-    """One request and its samples."""
+    """One request and its samples. ``scoring``: its sequences are choices behind the prompt, and nothing is generated."""
 
     def __init__(
-        self, request_id: str, prompt: IntArray, params: SamplingParams, namespace: str, arrived: float
+        self,
+        request_id: str,
+        prompt: IntArray,
+        params: SamplingParams,
+        namespace: str,
+        arrived: float,
+        *,
+        scoring: bool = False,
     ) -> None:
         self.request_id = request_id
+        self.scoring = scoring
         self.prompt = prompt
         self.params = params
         self.namespace = namespace
@@ -51,8 +60,9 @@ class LiveRequest:
         first = self.samples[0].sequence
         admitted = self._admitted if self._admitted is not None else first.admitted_at
         started = self._first if self._first is not None else now
-        computed = min(first.computed_prompt, first.prompt_len)
-        reached = min(first.high_water, first.prompt_len)
+        counted = [item.sequence for item in self.samples] if self.scoring else [first]
+        computed = sum(min(sequence.computed_prompt, sequence.prompt_len) for sequence in counted)
+        reached = sum(min(sequence.high_water, sequence.prompt_len) for sequence in counted)
         self.output = RequestOutput(
             request_id=self.request_id,
             prompt_token_ids=tuple(self.prompt.tolist()),
@@ -67,7 +77,13 @@ class LiveRequest:
             decode_time=now - started,
             prompt_logprobs=self.prompt_logprobs,
             error=self.error,
+            scores=self._scores() if self.scoring else None,
         )
+
+    def _scores(self) -> tuple[tuple[float, ...], ...] | None:
+        """Those of every choice; some alone would be no answer."""
+        found = tuple(item.scores for item in self.samples if item.scores is not None)
+        return found if len(found) == len(self.samples) and self.error is None else None
 
 
 class LiveSample:
@@ -81,6 +97,7 @@ class LiveSample:
         tokenizer: Tokenizer,
         seed: int,
         constraint: CompiledConstraint | None = None,
+        healing: Healing | None = None,
     ) -> None:
         params = request.params
         self.request = request
@@ -90,6 +107,11 @@ class LiveSample:
         self.stop_reason: str | int | None = None
         self.matcher = constraint.matcher() if constraint is not None else None
         self.forced_tokens = 0
+        self.scores: tuple[float, ...] | None = None  # of a choice: its tokens' log-probabilities
+        self._healing = healing  # until its bytes are spelled
+        self._spelled = 0  # of these bytes
+        self._hidden = healing.characters if healing is not None else 0  # characters of the text not to show any more
+        self._token_bytes = tokenizer.token_bytes
         self._vocab = tokenizer.vocab_size
         self._stop_ids = frozenset(params.stop_token_ids)
         ends = frozenset() if params.ignore_eos and constraint is None else tokenizer.eos_ids
@@ -110,13 +132,15 @@ class LiveSample:
         return Row(self._spec, self.sequence.tokens[: self.sequence.size], self.sequence.prompt_len)
 
     def mask(self, vocab: int) -> Bitmask | None:
-        """The tokens that its constraint allows now and that leave room to complete it, int32 ``[ceil(vocab / 32)]``."""
+        """The tokens that may come now and that leave room to complete what must come, int32 ``[ceil(size / 32)]``: by its
+        constraint, and where there is none, by the bytes to heal; ``None``: all."""
+        size = max(vocab, self._vocab)  # a tokenizer may know more tokens than the model has logits for
         if self.matcher is None:
-            return None
-        # a tokenizer may know more tokens than the model has logits for
-        mask = np.zeros((1, -(-max(vocab, self._vocab) // 32)), dtype=np.int32)
+            healing = self._healing
+            return None if healing is None else healing.mask(self._spelled, self.sequence.remaining, size)
+        mask = np.zeros((1, -(-size // 32)), dtype=np.int32)
         self.matcher.fill_mask_within(mask, 0, self.sequence.remaining)
-        if self.sequence.generated < self.request.params.min_tokens:
+        if self._healing is not None or self.sequence.generated < self.request.params.min_tokens:
             clear(mask[0], self._early)
         return mask[0]
 
@@ -125,10 +149,13 @@ class LiveSample:
         if self.matcher is None:
             return []
         probe, room, tokens = self.matcher.copy(), self.sequence.remaining, []
+        spelled = self._spelled
         for token in self.matcher.forced_tokens():
             room -= 1
-            if room < 0 or not probe.allows_within(token, room):
+            healed = self._healing is None or spelled >= len(self._healing.text)
+            if room < 0 or not probe.allows_within(token, room) or (not healed and token in self._stop_ids):
                 break
+            spelled += len(self._token_bytes(token))
             probe.accept(token)
             tokens.append(token)
         return tokens
@@ -144,8 +171,17 @@ class LiveSample:
         if result.token in self._end_ids:
             self.stop_reason = result.token if result.token in self._stop_ids else None
             return FinishReason.STOP
+        if self._healing is not None:
+            self._spelled += len(self._token_bytes(result.token))
+            if self._spelled >= len(self._healing.text):
+                self._healing = None
+        text = self._detokenizer.push((result.token,))
+        if self._hidden:
+            cut = min(self._hidden, len(text))
+            self._hidden -= cut
+            text = text[cut:]
         active = self.sequence.generated >= self.request.params.min_tokens
-        shown, stop = self._stops.push(self._detokenizer.push((result.token,)), active)
+        shown, stop = self._stops.push(text, active)
         self._new_text += shown
         if stop is not None:
             self.stop_reason = stop
@@ -158,7 +194,8 @@ class LiveSample:
         """The sample ends; text that was held back is shown unless a stop string or an error ended it."""
         self.finish_reason = reason
         if reason is not FinishReason.ERROR and not isinstance(self.stop_reason, str):
-            tail, stop = self._stops.push(self._detokenizer.flush())
+            # half a character of what was to be healed is not the output's
+            tail, stop = self._stops.push(self._detokenizer.flush() if self._healing is None else "")
             self._new_text += tail
             if stop is None:
                 self._new_text += self._stops.flush()

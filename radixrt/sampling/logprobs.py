@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixrt.request import PositionLogprobs, TokenLogprob
@@ -37,3 +39,13 @@ def position_logprobs(
         )
         for i in range(len(chosen))
     ]
+
+
+@torch.inference_mode()
+def pair_logprobs(
+    logits: torch.Tensor, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32]:
+    """The log-probability of ``tokens[i]`` in row ``rows[i]`` of raw ``logits [R, V]``, for each ``i``."""
+    at = torch.from_numpy(rows).to(logits.device)
+    values = logits[at, torch.from_numpy(tokens).to(logits.device)] - logits.logsumexp(dim=-1)[at]
+    return values.float().cpu().numpy()

@@ -1,0 +1,555 @@
+"""Programs owns the running request graphs: it starts each node as soon as what it needs is there, without asking its client.
+
+Invariants: used by the engine's thread only. Every ``Gen``, ``Select`` and ``Role`` node of an open program is answered by one ``Done``
+or ``Failed``; a node that fails takes with it what needs it, and nothing else. A program that is closed has no request, no hold and no state left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from radixrt.cache.page_pool import IntArray
+from radixrt.engine.core import Engine
+from radixrt.engine.nodes import (
+    MAX_NODES,
+    Choosing,
+    Delta,
+    Done,
+    Event,
+    Failed,
+    Gen,
+    Node,
+    Output,
+    Ref,
+    Role,
+    Select,
+    Template,
+    Text,
+    Usage,
+    check_order,
+    refs,
+)
+from radixrt.engine.program_text import EMPTY, ProgramText, TokenState
+from radixrt.errors import InvalidRequest, RadixrtError
+from radixrt.grammar.constraint import Constraint
+from radixrt.grammar.errors import UnsupportedConstraint
+from radixrt.request import FinishReason, OutputDelta, RequestOutput
+from radixrt.sampling.choices import Scored, decide, method_of
+from radixrt.scheduler.hints import ProgramHint
+
+Listener = Callable[[OutputDelta | BaseException], None]
+Emit = Callable[[Event], None]
+
+
+@dataclass(slots=True)
+class _Live:
+    """A node that was added. ``states``: what each of its samples leaves behind, once it is done."""
+
+    node: Node
+    missing: int = 0  # nodes it needs that are not done
+    dependents: list[_Live] = field(default_factory=list)
+    children: int = 0
+    states: tuple[TokenState, ...] | None = None
+    outputs: tuple[Output, ...] = ()
+    failed: str | None = None
+    requests: tuple[str, ...] = ()  # that run for it
+    holds: dict[int, Any] = field(default_factory=dict)  # of its samples' KV, by sample
+    start: TokenState = EMPTY  # the settled state it generates behind
+    heal: bytes = b""
+    started: float = 0.0
+    waiting: Future[Any] | None = None  # for a constraint that is being compiled
+
+    @property
+    def over(self) -> bool:
+        return self.states is not None or self.failed is not None
+
+
+class _Program:
+    """An open program."""
+
+    def __init__(self, id: str, name: str, order: int, cache_salt: str, stream: bool, emit: Emit) -> None:
+        self.id, self.name, self.order, self.cache_salt, self.stream, self.emit = (
+            id,
+            name,
+            order,
+            cache_salt,
+            stream,
+            emit,
+        )
+        self.live: dict[int, _Live] = {}
+        self.ready: deque[_Live] = deque()
+        self.began = time.monotonic()
+        self.steps = 0  # generations that are over
+        self.closed = False
+
+
+class Programs:
+    """The programs of one engine.
+
+    Args:
+        listen: ``listen(request_id, listener)``: from now on the listener gets the deltas of a request.
+        post: run a function on the engine's thread soon; callable from any thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        listen: Callable[[str, Listener], None],
+        post: Callable[[Callable[[Engine], Any]], None],
+    ) -> None:
+        self._engine = engine
+        self._listen = listen
+        self._post = post
+        self._text = ProgramText(engine.tokenizer)
+        self._open: dict[str, _Program] = {}
+        self._count = 0
+
+    @property
+    def tokenized(self) -> int:
+        """Tokens that programs' text was turned into so far; a text found again counts nothing."""
+        return self._text.tokenized
+
+    @property
+    def running(self) -> int:
+        return len(self._open)
+
+    # ---- what a client may do
+
+    def open(
+        self, id: str, emit: Emit, *, name: str = "", order: int = 0, cache_salt: str = "", stream: bool = False
+    ) -> None:
+        """Begin a program.
+
+        Args:
+            emit: gets its events, on this thread.
+            stream: also ``Delta`` events.
+
+        Raises:
+            InvalidRequest: the id is taken.
+        """
+        if id in self._open:
+            raise InvalidRequest("program", f"={id!r}: a program of this id is running")
+        self._open[id] = _Program(id, name, order, cache_salt, stream, emit)
+
+    def add(self, id: str, nodes: Sequence[Node]) -> None:
+        """Add nodes; those that need nothing unfinished begin at once.
+
+        Raises:
+            InvalidRequest: no such program, too many nodes, an id that is taken, or a parent or reference that is no earlier node.
+        """
+        program = self._program(id)
+        if len(program.live) + len(nodes) > MAX_NODES:
+            raise InvalidRequest("program", f"={id!r}: has more than {MAX_NODES:,} nodes")
+        check_order(nodes, program.live)
+        for node in nodes:
+            live = _Live(node)
+            program.live[node.id] = live
+            needs = {ref.node for ref in refs(node)}
+            if node.parent is not None:
+                needs.add(node.parent)
+                program.live[node.parent].children += 1
+            blocked = next((n for n in needs if program.live[n].failed is not None), None)
+            if blocked is not None:
+                self._fail(program, live, "cancelled", _because(program.live[blocked]))
+                continue
+            for other in needs:
+                if not program.live[other].over:
+                    program.live[other].dependents.append(live)
+                    live.missing += 1
+            if not live.missing:
+                program.ready.append(live)
+        self._run(program)
+
+    def cancel(self, id: str, nodes: Iterable[int]) -> None:
+        """End nodes and everything that hangs on them."""
+        program = self._open.get(id)
+        if program is None:
+            return
+        stack = [program.live[n] for n in nodes if n in program.live]
+        seen: set[int] = set()
+        children: dict[int, list[_Live]] = {}
+        for live in program.live.values():
+            if live.node.parent is not None:
+                children.setdefault(live.node.parent, []).append(live)
+        while stack:
+            live = stack.pop()
+            if live.node.id in seen:
+                continue
+            seen.add(live.node.id)
+            stack += children.get(live.node.id, ())
+            self._let_go(program, live)
+            if not live.over:
+                self._fail(program, live, "cancelled", "was cancelled")
+
+    def drop(self, id: str, nodes: Iterable[int]) -> None:
+        """These nodes will not be continued again: their KV may be evicted like any other."""
+        program = self._open.get(id)
+        for n in nodes if program is not None else ():
+            live = program.live.get(n) if program is not None else None
+            while live is not None and not live.holds and live.children <= 1 and live.node.parent is not None:
+                live = program.live[live.node.parent] if program is not None else None
+            if live is not None and live.children <= 1:
+                self._let_go(program, live)
+
+    def close(self, id: str) -> None:
+        """End a program: what still runs is aborted, and nothing is emitted any more."""
+        program = self._open.pop(id, None)
+        if program is None:
+            return
+        program.closed = True
+        for live in program.live.values():
+            self._let_go(program, live)
+            self._stop(live)
+        program.live.clear()
+        program.ready.clear()
+        self._engine.end_program(id)
+
+    # ---- running
+
+    def _program(self, id: str) -> _Program:
+        program = self._open.get(id)
+        if program is None:
+            raise InvalidRequest("program", f"={id!r}: no program of this id is running")
+        return program
+
+    def _run(self, program: _Program) -> None:
+        """Start everything that can start. A loop, not a recursion: chains may be long."""
+        while program.ready and not program.closed:
+            live = program.ready.popleft()
+            if live.over:
+                continue
+            try:
+                self._start(program, live)
+            except Exception as error:
+                self._fail(program, live, _kind(error), _told(error))
+
+    def _start(self, program: _Program, live: _Live) -> None:
+        node = live.node
+        state = EMPTY if node.parent is None else self._state_of(program, node.parent, node.sample)
+        live.started = time.monotonic()
+        if isinstance(node, Text):
+            self._finish(program, live, (self._text.append(state, self._written(program, node.parts)),))
+        elif isinstance(node, Role):
+            state, text = self._text.role(state, node.role, node.begin)
+            self._finish(
+                program, live, (state,), Done(node.id, (Output(text),), Usage(started=live.started - program.began))
+            )
+        elif isinstance(node, (Gen, Select)):
+            self._generate(program, live, state)
+        else:
+            self._finish(program, live, (state,))
+
+    def _generate(self, program: _Program, live: _Live, state: TokenState) -> None:
+        """Start a ``Gen`` or ``Select`` behind ``state``."""
+        node = live.node
+        start = self._text.settle(state)
+        if start.size == 0:
+            start = self._text.begin()
+        assert isinstance(node, (Gen, Select))
+        if node.heal and start.size > 1 and state.pending:
+            live.heal = self._engine.healable(int(start.own[-1]))
+            if live.heal:
+                start = self._text.back_up(start)
+        live.start = start
+        if isinstance(node, Select):
+            self._submit_select(program, live, node)
+            return
+        constraint = node.params.constraint
+        if constraint is not None:
+            if live.heal:
+                constraint = Constraint.sequence(Constraint.literal(live.heal.decode()), constraint)
+            live.waiting = future = self._engine.compile(constraint)
+            if not future.done():
+                future.add_done_callback(lambda _: self._post(lambda _: self._compiled(program, live)))
+                return
+        self._submit_gen(program, live, node)
+
+    def _compiled(self, program: _Program, live: _Live) -> None:
+        if program.closed or live.over:
+            return
+        try:
+            assert isinstance(live.node, Gen)
+            self._submit_gen(program, live, live.node)
+        except Exception as error:
+            self._fail(program, live, _kind(error), _told(error))
+            self._run(program)
+
+    def _submit_gen(self, program: _Program, live: _Live, node: Gen) -> None:
+        live.waiting = None
+        ready = self._engine.prepare(_ids(live.start), node.params, heal=live.heal)
+        self._submit(program, live, ready, partial(self._heard, program, live))
+
+    def _submit_select(self, program: _Program, live: _Live, node: Select) -> None:
+        method = method_of(node.method)
+        before = live.heal.decode()
+        texts = tuple(self._written(program, choice) for choice in node.choices)
+        tokens = [self._text.after(before + text).tolist() if before + text else [] for text in texts]
+        jobs = [(_ids(live.start), tokens)]
+        if method.needs_unconditional:
+            jobs.append((_ids(self._text.begin()), [self._text.after(text).tolist() if text else [] for text in texts]))
+        outputs: dict[int, RequestOutput] = {}
+        for at, (prefix, scored) in enumerate(jobs):
+            ready = self._engine.prepare_score(prefix, scored)
+
+            def heard(delta: OutputDelta | BaseException, at: int = at) -> None:
+                if live.over or program.closed:
+                    return
+                if isinstance(delta, BaseException):
+                    self._fail(program, live, "error", str(delta))
+                elif delta.output is not None:
+                    if delta.output.error is not None:
+                        self._fail(program, live, "error", delta.output.error)
+                    outputs[at] = delta.output
+                    if len(outputs) == len(jobs):
+                        self._chosen(program, live, node, texts, tokens, outputs)
+                self._run(program)
+
+            self._submit(program, live, ready, heard)
+
+    def _submit(self, program: _Program, live: _Live, ready: Any, listener: Listener) -> None:
+        parent = program.live[live.node.parent] if live.node.parent is not None else None
+        hint = ProgramHint(
+            program=program.id,
+            name=program.name,
+            order=program.order,
+            step=program.steps,
+            remaining=_steps_below(live),
+            group=f"{program.id}/{live.node.parent}",
+            fanout=parent.children if parent is not None else 1,
+        )
+        self._count += 1
+        request = f"{program.id}/{live.node.id}/{self._count}"
+        self._listen(request, listener)
+        try:
+            self._engine.submit(ready, request_id=request, cache_salt=program.cache_salt, hint=hint)
+        except BaseException:
+            self._listen(request, _nobody)
+            raise
+        live.requests += (request,)
+
+    def _heard(self, program: _Program, live: _Live, delta: OutputDelta | BaseException) -> None:
+        """A request of a ``Gen`` has something to say."""
+        if live.over or program.closed:
+            return
+        if isinstance(delta, BaseException):
+            self._fail(program, live, "error", str(delta))
+        else:
+            if program.stream and delta.text:
+                program.emit(Delta(live.node.id, delta.index, delta.text))
+            if delta.output is not None:
+                if delta.output.error is not None:
+                    self._fail(program, live, "error", delta.output.error)
+                elif delta.output.finish_reason is FinishReason.ABORT:
+                    self._fail(program, live, "cancelled", "was aborted")
+                else:
+                    self._generated(program, live, delta.output)
+        self._run(program)
+
+    def _generated(self, program: _Program, live: _Live, output: RequestOutput) -> None:
+        node = live.node
+        assert isinstance(node, Gen)
+        states: list[TokenState] = []
+        for sample in output.samples:
+            kept = sample.token_ids
+            ended = sample.finish_reason is FinishReason.STOP and not isinstance(sample.stop_reason, str)
+            if ended and kept and (kept[-1] == sample.stop_reason or kept[-1] in self._engine.tokenizer.eos_ids):
+                kept = kept[:-1]
+            rest = ""
+            if isinstance(sample.stop_reason, str):
+                hidden = self._engine.tokenizer.special_ids if node.params.skip_special_tokens else frozenset()
+                count, rest = self._text.kept(kept, live.heal + sample.text.encode(), hidden)
+                kept = kept[:count]
+            states.append(self._text.extend(live.start, _array(kept), rest))
+        live.outputs = tuple(
+            Output(s.text, s.token_ids, s.finish_reason, s.stop_reason, s.logprobs) for s in output.samples
+        )
+        self._hold(program, live, states)
+        self._finish(program, live, tuple(states), Done(node.id, live.outputs, self._usage(program, live, [output])))
+
+    def _chosen(
+        self,
+        program: _Program,
+        live: _Live,
+        node: Select,
+        texts: tuple[str, ...],
+        tokens: list[list[int]],
+        outputs: dict[int, RequestOutput],
+    ) -> None:
+        try:
+            scored = Scored(
+                choices=texts,
+                tokens=tuple(map(tuple, tokens)),
+                logprobs=outputs[0].scores or (),
+                unconditional=outputs[1].scores if 1 in outputs else None,
+            )
+            decision = decide(scored, method_of(node.method), node.temperature, node.seed)
+        except Exception as error:
+            self._fail(program, live, _kind(error), _told(error))
+            return
+        chosen = decision.index
+        state = self._text.extend(live.start, _array(tokens[chosen]))
+        live.outputs = (Output(texts[chosen], tuple(tokens[chosen])),)
+        self._hold(program, live, [state])
+        choosing = Choosing(
+            chosen,
+            decision.scores,
+            decision.logprobs,
+            decision.probabilities,
+            decision.confidence,
+            scored.tokens,
+            scored.logprobs,
+        )
+        usage = self._usage(program, live, list(outputs.values()))
+        self._finish(program, live, (state,), Done(node.id, live.outputs, usage, choosing))
+
+    def _usage(self, program: _Program, live: _Live, outputs: list[RequestOutput]) -> Usage:
+        first = outputs[0]
+        return Usage(
+            prompt_tokens=sum(o.cached_tokens + o.computed_tokens for o in outputs),
+            cached_tokens=sum(o.cached_tokens for o in outputs),
+            computed_tokens=sum(o.computed_tokens for o in outputs),
+            generated_tokens=sum(o.completion_tokens for o in outputs),
+            forced_tokens=sum(o.forced_tokens for o in outputs),
+            tokenized=live.start.tokenized,
+            started=live.started - program.began,
+            queue_time=first.queue_time,
+            prefill_time=first.prefill_time,
+            decode_time=first.decode_time,
+        )
+
+    # ---- ends
+
+    def _finish(self, program: _Program, live: _Live, states: tuple[TokenState, ...], told: Done | None = None) -> None:
+        live.states = states
+        if live.requests:
+            live.requests = ()
+            program.steps += 1
+        if told is not None:
+            program.emit(told)
+        for other in live.dependents:
+            other.missing -= 1
+            if not other.missing and not other.over:
+                program.ready.append(other)
+        live.dependents = []
+
+    def _fail(self, program: _Program, live: _Live, kind: str, problem: str) -> None:
+        """End a node without a result, and all that needs it."""
+        stack = [(live, kind, problem)]
+        while stack:
+            one, kind, problem = stack.pop()
+            if one.over:
+                continue
+            one.failed = problem
+            self._stop(one)
+            self._let_go(program, one)
+            if not program.closed:
+                program.emit(Failed(one.node.id, kind, problem))
+            stack += [(other, "cancelled", _because(one)) for other in one.dependents]
+            one.dependents = []
+
+    def _stop(self, live: _Live) -> None:
+        for request in live.requests:
+            self._listen(request, _nobody)
+            self._engine.abort(request)
+        live.requests = ()
+        live.waiting = None
+
+    # ---- KV that the program may use again
+
+    def _hold(self, program: _Program, live: _Live, states: Sequence[TokenState]) -> None:
+        """Hold what the samples left in the cache; what they continue is then held by them."""
+        for sample, state in enumerate(states):
+            hold = self._engine.hold(_ids(state), cache_salt=program.cache_salt, program=program.id)
+            if hold is not None:
+                live.holds[sample] = hold
+        node = live.node
+        while node.parent is not None:
+            above = program.live[node.parent]
+            if above.holds:
+                hold = above.holds.pop(node.sample, None)
+                if hold is not None:
+                    self._engine.release(hold, program=program.id)
+                return
+            node = above.node
+
+    def _let_go(self, program: _Program, live: _Live) -> None:
+        for hold in live.holds.values():
+            self._engine.release(hold, program=program.id)
+        live.holds.clear()
+
+    # ---- small things
+
+    def _state_of(self, program: _Program, id: int, sample: int) -> TokenState:
+        states = program.live[id].states
+        assert states is not None
+        if sample >= len(states):
+            raise InvalidRequest("sample", f"={sample}: node {id} has {len(states)} samples")
+        return states[sample]
+
+    def _written(self, program: _Program, parts: Template) -> str:
+        texts: list[str] = []
+        for part in parts:
+            if isinstance(part, str):
+                texts.append(part)
+            elif isinstance(part, Ref):
+                outputs = program.live[part.node].outputs
+                if part.sample >= len(outputs):
+                    raise InvalidRequest("ref", f"={part.node}: has no generated text of sample {part.sample}")
+                texts.append(outputs[part.sample].text)
+            else:
+                raise InvalidRequest("arg", f"={part.name!r}: is not bound")
+        return "".join(texts)
+
+
+def _steps_below(live: _Live) -> int | None:
+    """Generations that are known to follow, along the longest path of what waits; ``None``: nothing is known."""
+    if not live.dependents:
+        return None
+    steps, stack = 0, [(live, 0)]
+    seen = 0
+    while stack and seen < 256:  # an estimate: a large graph is not walked whole at each step
+        one, depth = stack.pop()
+        seen += 1
+        steps = max(steps, depth)
+        stack += [(other, depth + isinstance(other.node, (Gen, Select))) for other in one.dependents]
+    return steps
+
+
+def _because(live: _Live) -> str:
+    name = getattr(live.node, "name", "")
+    return (
+        f"needs {f'{name!r} (node {live.node.id})' if name else f'node {live.node.id}'}, which failed: {live.failed}"[
+            :2000
+        ]
+    )
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, UnsupportedConstraint):
+        return "unsupported"
+    return "invalid" if isinstance(error, RadixrtError) else "error"
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, RadixrtError) else f"{type(error).__name__}: {error}"
+
+
+def _nobody(_: OutputDelta | BaseException) -> None:
+    """Hears what is not wanted any more."""
+
+
+def _ids(state: TokenState) -> Any:
+    """The tokens of a state as the engine takes them: an array is a sequence."""
+    return state.tokens()
+
+
+def _array(tokens: Iterable[int]) -> IntArray:
+    return np.array(tuple(tokens), dtype=np.int32)
