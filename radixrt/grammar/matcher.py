@@ -211,27 +211,15 @@ class Matcher:
 
         Raises:
             UnsupportedConstraint: the grammar turned out too ambiguous or too large for its limits.
-            ValueError: ``mask`` is no such array, or has no such row.
         """
-        self._check_mask(mask, row)
         with _too_large(self._constraint._module):
             self._raw.fill_mask(mask, row)
 
     def fill_mask_within(self, mask: np.ndarray, row: int, remaining: int) -> None:
         """``fill_mask`` with only those tokens after which the plan needs at most ``remaining - 1`` more (end tokens do not
         count)."""
-        self._check_mask(mask, row)
         with _too_large(self._constraint._module):
             self._raw.fill_mask(mask, row, remaining)
-
-    def _check_mask(self, mask: np.ndarray, row: int) -> None:
-        words = self._constraint._vocabulary.words
-        if str(mask.dtype) != "int32" or mask.ndim != 2 or mask.shape[1] < words or not mask.flags.c_contiguous:
-            raise ValueError(
-                f"mask must be a contiguous int32 array [rows, at least {words}], not {mask.dtype} {mask.shape}"
-            )
-        if not 0 <= row < len(mask):
-            raise ValueError(f"row={row}: the mask has rows 0 to {len(mask) - 1}")
 
     # -- moving
 
