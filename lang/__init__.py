@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     )
     from lang.graph import ProgramGraph
     from lang.group import StateGroup
-    from lang.lint import lint
+    from lang.lint import Finding, lint
     from lang.program import Function, function
-    from lang.record import Replay
+    from lang.record import Replay, compare
     from lang.state import ProgramState
     from radixrt import Constraint
 
@@ -106,9 +106,9 @@ _PLACES = {
     ),
     "lang.graph": ("ProgramGraph",),
     "lang.group": ("StateGroup",),
-    "lang.lint": ("lint",),
+    "lang.lint": ("Finding", "lint"),
     "lang.program": ("Function", "function"),
-    "lang.record": ("Replay",),
+    "lang.record": ("Replay", "compare"),
     "lang.state": ("ProgramState",),
     "radixrt": ("Constraint",),
 }
@@ -143,6 +143,7 @@ __all__ = [
     "Cancelled",
     "Constraint",
     "Engine",
+    "Finding",
     "Function",
     "GenerationFailed",
     "MockBackend",
@@ -161,6 +162,7 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "compare",
     "flush_cache",
     "function",
     "gen",

@@ -101,7 +101,7 @@ class OpenAI:
         self._given = client
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._places = asyncio.Semaphore(max_concurrency)
+        self._places: asyncio.Semaphore
         self._max_concurrency = max_concurrency
         self._counters = Counters()
         self._sessions: dict[StepSession, float] = {}
@@ -259,8 +259,9 @@ class OpenAI:
     async def _run(self, session: StepSession, step: Step, asked: _Asked) -> None:
         try:
             began = time.monotonic()
+            client = self._connect()  # before the places, which are the loop's as well
             async with self._places:
-                reply = await self._reply(session, step, asked)
+                reply = await self._reply(client, session, step, asked)
             problem = _problem(reply, asked.params)
             if problem:
                 raise RadixrtError(problem)
@@ -279,8 +280,7 @@ class OpenAI:
         counted.generated_tokens += usage.generated_tokens
         session.finish(step, tuple(sample.output(asked.params.stop) for sample in reply.samples), usage)
 
-    async def _reply(self, session: StepSession, step: Step, asked: _Asked) -> _Reply:
-        client = self._connect()
+    async def _reply(self, client: Any, session: StepSession, step: Step, asked: _Asked) -> _Reply:
         api = client.chat.completions if self.is_chat_model else client.completions
         reply = _Reply([_Sample() for _ in range(asked.params.n)], sent=time.monotonic())
         # A select is chosen when it is whole: its text is not streamed.

@@ -334,7 +334,8 @@ def before(step: Step) -> list[tuple[Node, str]]:
     at, sample = step.parent, step.node.sample
     while at is not None:
         found.append((at.node, at.outputs[sample].text if at.outputs else at.text))
-        at, sample = at.parent, at.node.sample
+        sample = at.node.sample
+        at = at.parent
     found.reverse()
     return found
 

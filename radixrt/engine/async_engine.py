@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import logging
 import queue
 import threading
@@ -239,6 +240,8 @@ class AsyncEngine:
             self._failure = error
             ready.set_exception(error)
             return
+        gc.collect()
+        gc.freeze()  # what is loaded stays: no later collection looks through it, which would hold up steps and compilations
         ready.set_result(engine)
         reason = EngineClosed("the engine is closed")
         try:

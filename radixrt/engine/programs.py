@@ -18,6 +18,7 @@ import numpy as np
 
 from radixrt.cache.page_pool import IntArray
 from radixrt.engine.core import Engine
+from radixrt.engine.healing import healed
 from radixrt.engine.nodes import (
     MAX_NODES,
     Choosing,
@@ -39,7 +40,6 @@ from radixrt.engine.nodes import (
 )
 from radixrt.engine.program_text import EMPTY, ProgramText, TokenState
 from radixrt.errors import InvalidRequest, RadixrtError
-from radixrt.grammar.constraint import Constraint
 from radixrt.grammar.errors import UnsupportedConstraint
 from radixrt.request import FinishReason, OutputDelta, RequestOutput
 from radixrt.sampling.choices import Scored, decide, method_of
@@ -192,10 +192,12 @@ class Programs:
     def drop(self, id: str, nodes: Iterable[int]) -> None:
         """These nodes will not be continued again: their KV may be evicted like any other."""
         program = self._open.get(id)
-        for n in nodes if program is not None else ():
-            live = program.live.get(n) if program is not None else None
+        if program is None:
+            return
+        for n in nodes:
+            live = program.live.get(n)
             while live is not None and not live.holds and live.children <= 1 and live.node.parent is not None:
-                live = program.live[live.node.parent] if program is not None else None
+                live = program.live[live.node.parent]
             if live is not None and live.children <= 1:
                 self._let_go(program, live)
 
@@ -254,7 +256,8 @@ class Programs:
         if start.size == 0:
             start = self._text.begin()
         assert isinstance(node, (Gen, Select))
-        if node.heal and start.size > 1 and state.pending:
+        wanted = not isinstance(node, Gen) or node.params.max_tokens != 0
+        if node.heal and wanted and start.size > 1 and state.pending:
             live.heal = self._engine.healable(int(start.own[-1]))
             if live.heal:
                 start = self._text.back_up(start)
@@ -265,7 +268,7 @@ class Programs:
         constraint = node.params.constraint
         if constraint is not None:
             if live.heal:
-                constraint = Constraint.sequence(Constraint.literal(live.heal.decode()), constraint)
+                constraint = healed(constraint, live.heal)
             live.waiting = future = self._engine.compile(constraint)
             if not future.done():
                 future.add_done_callback(lambda _: self._post(lambda _: self._compiled(program, live)))

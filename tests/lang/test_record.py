@@ -408,9 +408,47 @@ def test_the_rest_goes_to_another_backend() -> None:
 
 def test_cancel_reaches_the_other_backend() -> None:
     slow = MockBackend(delay=1000.0)
+    heard: list[list[int]] = []
+    plain = slow.open
+
+    def open(info: ProgramInfo, emit: Callable[[Event], None]) -> Any:
+        session = plain(info, emit)
+        cancel = session.cancel
+        session.cancel = lambda nodes: (heard.append(list(nodes)), cancel(nodes))[1]  # type: ignore[method-assign]
+        return session
+
+    slow.open = open  # type: ignore[method-assign]
     nodes: list[Node] = [Text(id=0, parts=("new",)), Gen(id=1, parent=0, name="a"), Gen(id=2, parent=1, name="b")]
     found = results(play(Replay(small(), otherwise=slow), nodes, [lambda session: session.cancel([1])]))
     assert [found[id].kind for id in (1, 2)] == ["cancelled", "cancelled"]  # type: ignore[union-attr]
+    assert heard == [[1]]
+
+
+def test_what_follows_an_output_stays_with_it() -> None:
+    """Branches that ask the same in the same words: each goes on from what it was told."""
+
+    def branches(order: Sequence[int]) -> list[Node]:
+        nodes: list[Node] = [Text(id=0, parts=("Go. ",))]
+        for seed in order:
+            gen = len(nodes)
+            nodes.append(Gen(id=gen, parent=0, name="way", params=SamplingParams(seed=seed)))
+            nodes.append(Gen(id=gen + 1, parent=gen, name="next"))
+        return nodes
+
+    graph = recorded(branches([1, 2, 3]), numbered())
+    pairs = {(graph.text_of(i), graph.text_of(i + 1)) for i in (1, 3, 5)}
+    found = results(play(Replay(graph), branches([3, 1, 2])))
+    assert {(found[i].outputs[0].text, found[i + 1].outputs[0].text) for i in (1, 3, 5)} == pairs  # type: ignore[union-attr]
+
+
+def test_a_program_keeps_to_the_record_that_has_its_seed() -> None:
+    def asked(seed: int) -> list[Node]:
+        return [Gen(id=0, name="a", params=SamplingParams(seed=seed)), Gen(id=1, name="b")]
+
+    runs = [recorded([Text(id=9, parts=()), *asked(seed)], numbered()) for seed in (1, 2)]
+    for run in runs:
+        run.done[1] = Done(1, (Output(f"b of {run.nodes[0]}"),), Usage())
+    assert results(play(Replay(*runs), asked(2))) == {id: runs[1].done[id] for id in (0, 1)}
 
 
 def test_a_batch_of_records() -> None:

@@ -389,3 +389,37 @@ def test_healing_before_a_constraint(embedded: Runtime) -> None:
 
     state = body.run(backend=embedded)
     assert state["n"].isdigit() and state.text().endswith(f"is {state['n']}.")
+
+
+def test_select_scores_are_sequence_log_probabilities(embedded: Runtime) -> None:
+    """As transformers gives them, for the tokens that the state has; engine/test_scoring.py has a hundred prompts."""
+    import torch
+
+    from radixrt.bench.backends import load_transformers
+    from radixrt.model.source import resolve
+
+    choices = ["Paris", "Paris, France", "London", "the sea", "東京", ""]
+
+    @function
+    def body(s: Any, question: str) -> None:
+        s += user(question)
+        s += assistant("Answer: " + select("city", choices, choices_method="total_logprob"))
+
+    questions = ["What is the capital of France?", "Where do fish live?", "日本の首都は?"]
+    states = body.run_batch([{"question": question} for question in questions], backend=embedded)
+    model = load_transformers(resolve(None), torch.float32)
+    encode = embedded.tokenizer.encode_chat
+    for question, state in zip(questions, states, strict=True):
+        meta = state.meta("city")
+        chat = encode([{"role": "user", "content": question}])
+        text = embedded.tokenizer.encode("Answer: ", add_special=False)
+        prefix = [*chat, *text]
+        if meta["choice_tokens"][-1]:  # healed: the space was backed over, and begins every choice, also the empty one
+            prefix = prefix[:-1]
+        with torch.inference_mode():
+            for tokens, total in zip(meta["choice_tokens"], meta["logprobs"], strict=True):
+                ids = torch.tensor([[*prefix, *tokens]])
+                logprobs = model(ids).logits[0].log_softmax(-1)
+                expected = sum(float(logprobs[at - 1, ids[0, at]]) for at in range(len(prefix), ids.shape[1]))
+                assert abs(expected - total) < 1e-3
+        assert meta["confidence"] == max(meta["probabilities"]) and state["city"] in choices
