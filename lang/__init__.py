@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         total_logprob,
         unconditional_likelihood_normalized,
     )
-    from lang.defaults import flush_cache, get_server_info, set_default_backend
+    from lang.defaults import default_backend, flush_cache, get_server_info, set_default_backend
     from lang.errors import (
         BackendError,
         Cancelled,
@@ -77,7 +77,7 @@ _PLACES = {
         "total_logprob",
         "unconditional_likelihood_normalized",
     ),
-    "lang.defaults": ("flush_cache", "get_server_info", "set_default_backend"),
+    "lang.defaults": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
     "lang.errors": (
         "BackendError",
         "Cancelled",
@@ -163,6 +163,7 @@ __all__ = [
     "assistant_begin",
     "assistant_end",
     "compare",
+    "default_backend",
     "flush_cache",
     "function",
     "gen",

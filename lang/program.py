@@ -11,7 +11,7 @@ import traceback
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from lang.backends.base import Backend, ProgramInfo
 from lang.defaults import default_backend
@@ -124,6 +124,14 @@ class Function:
 
     # ---- many runs
 
+    @overload
+    def run_batch(
+        self, batch_kwargs: Iterable[Mapping[str, Any]], *, generator_style: Literal[False] = False, **options: Any
+    ) -> list[ProgramState]: ...
+    @overload
+    def run_batch(
+        self, batch_kwargs: Iterable[Mapping[str, Any]], *, generator_style: Literal[True], **options: Any
+    ) -> Iterator[ProgramState]: ...
     def run_batch(
         self,
         batch_kwargs: Iterable[Mapping[str, Any]],

@@ -51,6 +51,16 @@ class ProgramState:
     def __repr__(self) -> str:
         return f"<ProgramState of {self._run.info.name!r}, set: {', '.join(self._vars) or 'nothing'}>"
 
+    def __getattr__(self, name: str) -> Any:
+        known = self.__dict__.get("_vars", {})
+        hint = f": variables are read as s[{name!r}]" if name in known else ""
+        raise AttributeError(f"a state has no attribute {name!r}{hint}")
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise UsageError(
+            f"s[{shown(name)}] = ...: variables are set by gen and select; your own by s.set_var", author_line()
+        )
+
     # ---- appending
 
     def __iadd__(self, other: Any) -> ProgramState:
@@ -444,10 +454,13 @@ class ProgramState:
         Returns:
             What each call returned, in order; where that is ``None``, its branch.
         """
+        line = author_line()
+        if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+            raise UsageError(f"map({shown(items)}, ...): must be a list of items", line)
         listed = list(items)
         if not listed:
             return []
-        group = self._fork(len(listed), author_line())
+        group = self._fork(len(listed), line)
         return group._each(fn, listed, on_error)
 
     def best_of(self, n: int, expr: Any, *, score: str | Callable[[ProgramState], Any] = "logprob") -> ProgramState:

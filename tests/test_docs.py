@@ -34,6 +34,10 @@ RUN_ELSEWHERE = {
     "scripts/test": "runs this test",
     "scripts/demo": "examples/demo.py, which test_examples runs",
 }
+# Examples of ``lang`` are run by tests/lang/test_examples.py, all on one runtime.
+EXAMPLES = [
+    path for path in sorted((ROOT / "examples").glob("*.py")) if "from lang import" not in path.read_text("utf-8")
+]
 TYPED_INTO_CHAT = "What is 2 + 2?\n/stats\nAnd 3 + 3?\n/exit\n"
 
 
@@ -76,10 +80,22 @@ def test_the_readme_has_blocks_of_known_kinds_only() -> None:
     assert len(blocks("python")) >= 4
 
 
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Any]:
+    """The default backend of the README's programs, shut down behind them."""
+    from lang import Runtime, set_default_backend  # here: run as a script, this file would find tests/lang
+
+    with Runtime(max_total_tokens=16_000) as made:
+        set_default_backend(made)
+        yield made
+        set_default_backend(None)
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("block", blocks("python"), ids=ids)
-def test_python_block(block: Block, here: Path) -> None:
-    exec(compile(block.text, f"README.md, line {block.line}", "exec"), {"__name__": "__main__"})
+def test_python_block(block: Block, here: Path, runtime: Any) -> None:
+    code = compile(block.text, f"README.md, line {block.line}", "exec", dont_inherit=True)
+    exec(code, {"__name__": "__main__"})
 
 
 @pytest.mark.model
@@ -148,7 +164,7 @@ def test_what_scripts_run_exists() -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples(path: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
     out = capsys.readouterr().out

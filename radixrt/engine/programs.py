@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -411,6 +411,14 @@ class Programs:
             scored.logprobs,
         )
         usage = self._usage(program, live, list(outputs.values()))
+        # the engine counts each choice as a prompt; what they share with each other is one prompt here
+        distinct = live.start.size + len({tuple(one[:n]) for one in tokens for n in range(1, len(one) + 1)})
+        usage = replace(
+            usage,
+            prompt_tokens=distinct,
+            cached_tokens=max(0, distinct - outputs[0].computed_tokens),
+            computed_tokens=outputs[0].computed_tokens,
+        )
         self._finish(program, live, (state,), Done(node.id, live.outputs, usage, choosing))
 
     def _usage(self, program: _Program, live: _Live, outputs: list[RequestOutput]) -> Usage:

@@ -33,6 +33,9 @@ class Fake:
     hold: asyncio.Event | None = None
     held: asyncio.Event = field(default_factory=asyncio.Event)
     finish: bool = True
+    together: int = 0  # a request is answered once this many have run at a time
+    turns: int = 0  # of the loop that a request takes at least
+    met: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -41,7 +44,12 @@ class Fake:
         self.paths.append(request.path)
         self.running += 1
         self.most = max(self.most, self.running)
+        if self.running >= self.together:
+            self.met.set()
         try:
+            await self.met.wait()
+            for _ in range(self.turns):
+                await asyncio.sleep(0)
             made = self.reply(asked)
             if isinstance(made, web.Response):
                 return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -148,6 +149,8 @@ async def test_after_close_nothing_is_told() -> None:
 async def test_closing_inside_of_an_event_ends_the_program_there() -> None:
     backend = MockBackend()
     seen: list[Event] = []
+    raised: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
 
     def hear(event: Event) -> None:
         seen.append(event)
@@ -157,6 +160,7 @@ async def test_closing_inside_of_an_event_ends_the_program_there() -> None:
     session.add([gen(0), gen(1), gen(2)])
     await run(backend, gen(0), gen(1, "", 0))
     assert len(seen) == 1
+    assert not raised
 
 
 async def test_closing_the_backend_fails_what_runs() -> None:
