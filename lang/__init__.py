@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     )
     from lang.graph import ProgramGraph
     from lang.group import StateGroup
-    from lang.lint import Finding, lint
+    from lang.linting import Finding, lint
     from lang.program import Function, function
     from lang.record import Replay, compare
     from lang.state import ProgramState
@@ -106,7 +106,7 @@ _PLACES = {
     ),
     "lang.graph": ("ProgramGraph",),
     "lang.group": ("StateGroup",),
-    "lang.lint": ("Finding", "lint"),
+    "lang.linting": ("Finding", "lint"),
     "lang.program": ("Function", "function"),
     "lang.record": ("Replay", "compare"),
     "lang.state": ("ProgramState",),

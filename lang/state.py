@@ -17,13 +17,14 @@ from lang.expr import Expr, ExprList, GenExpr, RoleBegin, RoleEnd, ScopeBegin, S
 from lang.graph import ProgramGraph
 from lang.group import Rated, StateGroup, majority, mean_logprob, with_logprobs
 from lang.loop import LOOP, wait
+from lang.meta import described
 from lang.params import made_params
 from lang.placeholders import NeedsValue, filled, is_placeholder, parts_of
 from lang.run import Run
 from lang.streams import pieces, read_elsewhere, read_here
 from lang.variable import Variable
 from radixrt import InvalidRequest, SamplingParams
-from radixrt.engine.nodes import Done, Fork, Gen, Ref, Role, Select, Text
+from radixrt.engine.nodes import Fork, Gen, Ref, Role, Select, Text
 from radixrt.errors import nearest, shown
 
 
@@ -566,37 +567,3 @@ class _Sample:
         assert self.variable.node is not None
         text = self.state._run.done(self.variable.node).outputs[self.index].text
         return self.state._parsed(self.variable, text)
-
-
-def described(graph: ProgramGraph, done: Done) -> dict[str, Any]:
-    """A result as ``meta`` gives it."""
-    usage = done.usage
-    samples = [
-        {
-            "text": output.text,
-            "token_ids": list(output.token_ids),
-            "finish_reason": str(output.finish_reason),
-            "stop_reason": output.stop_reason,
-            "logprobs": output.logprobs,
-        }
-        for output in done.outputs
-    ]
-    found: dict[str, Any] = {**samples[0], "samples": samples, "id": done.node}
-    for name in usage.__slots__:
-        found[name] = getattr(usage, name)
-    found["completion_tokens"] = usage.generated_tokens
-    choosing = done.choosing
-    if choosing is not None:
-        node = graph.nodes[done.node]
-        assert isinstance(node, Select)
-        found |= {
-            "choices": [graph.written(choice) for choice in node.choices],
-            "index": choosing.index,
-            "scores": list(choosing.scores),
-            "logprobs": list(choosing.logprobs),
-            "probabilities": list(choosing.probabilities),
-            "confidence": choosing.confidence,
-            "choice_tokens": [list(tokens) for tokens in choosing.tokens],
-            "choice_token_logprobs": [list(one) for one in choosing.token_logprobs],
-        }
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lang.graph import ProgramGraph
-from lang.lint import BLOCK, lint
+from lang.linting import BLOCK, lint
 from radixrt.engine.nodes import Arg, Done, Fork, Gen, Node, Output, Part, Ref, Role, Text, Usage
 
 RULES = " ".join(
