@@ -12,6 +12,7 @@ import gc
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from radixrt.request import OutputDelta, RequestOutput, SamplingParams
 
 log = logging.getLogger("radixrt")
 
+_STALL = 0.0005  # seconds
 T = TypeVar("T")
 Listener = Callable[[OutputDelta | BaseException], None]
 
@@ -191,10 +193,13 @@ class AsyncEngine:
                 raise EngineClosed(str(self._failure)) from self._failure
             self._calls.put((function, None))
 
-    def listen(self, request_id: str, listener: Listener) -> None:
-        """Hand each delta of a request to ``listener``, or the exception when the engine stops before its end. On the engine's
-        thread only, right where the request is submitted. A listener that raises is not called again, and its request is aborted."""
-        if self._failure is not None:
+    def listen(self, request_id: str, listener: Listener | None) -> None:
+        """Hand each delta of a request to ``listener``, or the exception when the engine stops before its end; ``None``: nobody
+        listens any more. On the engine's thread only, before the step that follows the request's submission. A listener that
+        raises is not called again, and its request is aborted."""
+        if listener is None:
+            self._listeners.pop(request_id, None)
+        elif self._failure is not None:
             self._tell(listener, self._failure)
         else:
             self._listeners[request_id] = listener
@@ -248,6 +253,8 @@ class AsyncEngine:
             while self._take_calls(engine) and not engine.closed:
                 for delta in engine.step() if engine.has_work else ():
                     self._hand_out(engine, delta)
+                if engine.stalled and self._calls.empty():
+                    time.sleep(_STALL)  # the threads that programs think in have the processor meanwhile
         except BaseException as error:
             reason = EngineClosed(f"the engine has stopped: {error!r}")
             reason.__cause__ = error

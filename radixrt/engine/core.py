@@ -48,6 +48,7 @@ from radixrt.scheduler.sequence import Phase, Sequence
 
 log = logging.getLogger("radixrt")
 
+_PAUSE = 0.02  # seconds for a program's Python between two steps, before other programs take its place
 _SHOW_FROM = 8  # prompts above which generate shows progress on a terminal
 
 
@@ -84,6 +85,7 @@ class Engine:
             program_order=self.config.program_order,
             program_eviction=self.config.program_eviction,
             program_admission=self.config.program_admission,
+            program_pause=_PAUSE,
         )
         self._compiler = CompileCache(compile=partial(compile_constraint, backend=self.config.grammar_backend))
         self._intake = Intake(self.config, self._info, self.tokenizer, self.compile)
@@ -93,6 +95,7 @@ class Engine:
         self._next_uid = 0
         self._arrivals = 0
         self._closed = False
+        self.stalled = False  # the last step found only what has to wait for a program's next step
         self._alone = Exclusive()
         self.reset_stats()
 
@@ -286,6 +289,7 @@ class Engine:
         self._check_open()
         with self._alone:
             batch = self._scheduler.schedule()
+            self.stalled = batch is None and self._scheduler.has_work
             if batch is not None:
                 self._run(batch)
             if self.config.check_integrity:

@@ -13,7 +13,9 @@ prompts of the last two programs of its name had in common. What a name needs is
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +26,7 @@ from radixrt.scheduler.sequence import Sequence
 
 _NAMES = 1024  # names whose needs are remembered
 _FORGET = 1 / 16  # weight of the newest program in a name's mean, at least
+_STEPS = 8  # that a program is taken to have while nothing is known of its name
 _OUTPUT_CAP = 4096  # tokens that one output is taken for at most while nothing is known
 _NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 
@@ -74,10 +77,16 @@ class Programs:
     Args:
         patience: steps for which an idle program keeps its claims.
         enabled: whether hints are looked at; every sequence is ``plain`` otherwise.
+        pause: seconds that are left to the programs' Python between two steps before others take their place.
+        clock: seconds, ascending.
     """
 
-    def __init__(self, patience: int, *, enabled: bool) -> None:
+    def __init__(
+        self, patience: int, *, enabled: bool, pause: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.patience = patience
+        self.pause = pause
+        self._clock = clock
         self.enabled = enabled
         self.following: OrderedDict[int, Sequence] = OrderedDict()  # all three by uid, in order of arrival
         self.plain: OrderedDict[int, Sequence] = OrderedDict()
@@ -86,6 +95,7 @@ class Programs:
         self._programs: dict[str, Program] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()  # longest idle first
         self._busy = 0  # started programs that are not idle
+        self._paused_at = -float("inf")  # when the last of those became idle, seconds
         self._names: OrderedDict[str, _Name] = OrderedDict()
 
     # ---- sequences come and go
@@ -134,6 +144,7 @@ class Programs:
             program.idle_since = step
             self._idle[sequence.hint.program] = None
             self._busy -= program.started
+            self._paused_at = self._clock()
 
     # ---- programs end
 
@@ -178,8 +189,8 @@ class Programs:
 
     @property
     def busy(self) -> bool:
-        """Whether a started program has a sequence that waits or runs."""
-        return self._busy > 0
+        """Whether a started program has a sequence that waits or runs, or had one until a moment ago: its next step may be on its way."""
+        return self._busy > 0 or (bool(self._idle) and self._clock() - self._paused_at < self.pause)
 
     def is_new(self, sequence: Sequence) -> bool:
         """Whether admitting ``sequence`` starts a program."""
@@ -246,7 +257,7 @@ class Programs:
             return round(name.own)
         step = max(0, program.first - (0 if name is None else name.shared))
         if program.remaining is None:
-            return max(step, 2 * program.own)  # as much again
+            return max(step * _STEPS, program.own + step)
         return step * (1 + program.remaining)
 
     def _expect(self, program: Program) -> None:

@@ -52,6 +52,7 @@ class Scheduler:
         program_order: a started program's next step goes before a new program's first, see ``policy.order_programs``.
         program_eviction: what a live program holds is evicted last, see ``hold``.
         program_admission: a program is started only when there is room for it and for what the started ones will need.
+        program_pause: seconds that programs may think between two steps before others are started in their place.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Scheduler:
         program_order: bool = True,
         program_eviction: bool = True,
         program_admission: bool = True,
+        program_pause: float = 0.0,
     ) -> None:
         self.pool = pool
         self.tree = tree
@@ -76,7 +78,9 @@ class Scheduler:
         self._ordered = program_order and schedule_policy in ("lpm", "dfs-weight")
         self._holding = program_eviction and schedule_policy != "fcfs" and tree is not None
         self._gated = program_admission and schedule_policy in ("lpm", "dfs-weight") and tree is not None
-        self.programs = Programs(max_wait_steps, enabled=self._ordered or self._holding or self._gated)
+        self.programs = Programs(
+            max_wait_steps, enabled=self._ordered or self._holding or self._gated, pause=program_pause
+        )
         self.waiting: OrderedDict[int, Sequence] = OrderedDict()  # by uid, in order of arrival
         self.preempted: list[Sequence] = []  # waiting again, in order of arrival
         self.suspects: list[Sequence] = []  # to run alone, one after the other, see ``fail``; the first may be running
@@ -348,7 +352,7 @@ class Scheduler:
             pool    |-- running, locked, held --|-- nobody wants it: free or evictable --|
                                                 |-- growth of the started --|-- need --|
 
-        The first one fits always, and so does the next one when all that have started are idle: thinking blocks nobody.
+        The first one fits always, and so does the next one when all that have started have been idle for a moment: thinking blocks nobody.
         """
         if not self.programs.busy or self.tree is None:
             return True

@@ -46,7 +46,7 @@ def fixed(name: str, tokens: int) -> Any:
 
 
 SHOTS = "".join(
-    f"Question: {words(f'q{i}', 25)}\nThought: {words(f't{i}', 60)}\nAnswer: {words(f'a{i}', 30)}\n\n" for i in range(6)
+    f"Question: {words(f'q{i}', 20)}\nThought: {words(f't{i}', 40)}\nAnswer: {words(f'a{i}', 10)}\n\n" for i in range(6)
 )
 RULES = words("rules", 120)
 
@@ -57,7 +57,7 @@ def react(s: Any, n: int) -> None:
     s += SHOTS
     s += f"Question: {words(f'react{n}', 25)}\n"
     for step in range(5):
-        s += f"Thought {step}:" + fixed(f"thought{step}", 32)
+        s += f"Thought {step}:" + fixed(f"thought{step}", 24)
         s += f"\nObservation {step}: {words(f'{n}{step}', 30)}\n" if s[f"thought{step}"] else ""
 
 
@@ -71,7 +71,7 @@ def tree(s: Any, n: int) -> None:
             return
         branches = state.fork(2)
         for i, branch in enumerate(branches):
-            branch += f"\nStage {stage}, idea {i}:" + fixed(f"stage{stage}", 20)
+            branch += f"\nStage {stage}, idea {i}:" + fixed(f"stage{stage}", 12)
             if stage < 3:
                 branch[f"stage{stage}"]
             grow(branch, stage + 1)
@@ -94,11 +94,11 @@ def judge(s: Any, n: int) -> None:
 @function
 def skeleton(s: Any, n: int) -> None:
     """An outline, its 5 points expanded side by side, and a conclusion."""
-    s += f"{RULES}\nTopic: {words(f'topic{n}', 60)}\nOutline:" + fixed("outline", 40)
+    s += f"{RULES}\nTopic: {words(f'topic{n}', 60)}\nOutline:" + fixed("outline", 24)
     assert s["outline"]
     branches = s.fork(5)
     for i, branch in enumerate(branches):
-        branch += f"\nPoint {i} in full:" + fixed("point", 32)
+        branch += f"\nPoint {i} in full:" + fixed("point", 24)
     branches.join()
     s += "\n".join(s["point"]) + "\nConclusion:" + fixed("end", 16)
 
@@ -109,7 +109,7 @@ def chat(s: Any, n: int) -> None:
     s += system(RULES)
     for turn in range(4):
         s += user(words(f"chat{n}.{turn}", 70))
-        s += assistant(fixed(f"answer{turn}", 40))
+        s += assistant(fixed(f"answer{turn}", 24))
         assert s[f"answer{turn}"] is not None
 
 
