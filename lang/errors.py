@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 
 _HERE = __name__.rpartition(".")[0] + "."
+_NOT_OURS = (_HERE, "contextlib", "asyncio.", "concurrent.futures", "threading")
 
 
 class ProgramError(Exception):
@@ -51,9 +52,9 @@ class ProgramTimeout(ProgramError, TimeoutError):
 
 
 def author_frame() -> FrameType | None:
-    """The innermost frame outside of this package."""
+    """The innermost frame outside of this package, and of what runs its ``with`` blocks, tasks and threads."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_NOT_OURS):
         frame = frame.f_back
     return frame
 

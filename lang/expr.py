@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
@@ -21,6 +22,11 @@ class Expr:
     """Something that can be appended; ``+`` puts one after the other."""
 
     __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        _refuse(
+            f"{_called(self)} was formatted into a text, where it cannot run: put it behind with +, as in 'Q: ' + gen('a')"
+        )
 
     def __add__(self, other: Any) -> ExprList:
         return ExprList((*_items(self), *_items(other)))
@@ -114,7 +120,9 @@ def gen(
     Raises:
         UsageError: an unknown parameter (with the nearest valid name), two constraints, or a type that cannot be enforced.
     """
-    _check_name(name)
+    check_name(name)
+    if heal is not None and not isinstance(heal, bool):
+        _refuse(f"heal={shown(heal)}: must be True or False")
     if type is not None and dtype is not None:
         _refuse("type and dtype are the same: give one")
     given = {
@@ -188,7 +196,13 @@ def select(
     Raises:
         UsageError: no choices, two that are equal, something that is no text, an unknown method.
     """
-    _check_name(name)
+    check_name(name)
+    if temperature is None:
+        temperature = 0.0
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 <= temperature <= 100:
+        _refuse(f"temperature={shown(temperature)}: must be a number from 0 to 100")
+    if seed is not None:
+        check_seed(seed)
     if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable):
         _refuse(f"choices={shown(choices)}: must be a list of texts")
     taken = tuple(choices)
@@ -198,7 +212,7 @@ def select(
         if not isinstance(choice, str) and not hasattr(choice, "as_parts"):
             _refuse(f"choices[{i}]={shown(choice)}: must be a text")
     if len(set(map(str, taken))) < len(taken):
-        twice = next(choice for i, choice in enumerate(taken) if choice in taken[:i])
+        twice = Counter(map(str, taken)).most_common(1)[0][0]
         _refuse(f"choices has {shown(str(twice))} twice")
     try:
         method = token_length_normalized if choices_method is None else method_of(choices_method)
@@ -287,9 +301,25 @@ def _items(value: Any) -> tuple[Any, ...]:
     return value.items if isinstance(value, ExprList) else (value,)
 
 
-def _check_name(name: Any) -> None:
-    if name is not None and (not isinstance(name, str) or not name):
+def check_name(name: Any, needed: bool = False) -> None:
+    """Raises UsageError: this is no name of a variable."""
+    if (name is not None or needed) and (not isinstance(name, str) or not name):
         _refuse(f"name={shown(name)}: must be a non-empty string")
+
+
+def check_seed(seed: Any) -> None:
+    """Raises UsageError: nothing can be drawn from this."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        _refuse(f"seed={shown(seed)}: must be an integer of at most 64 bits")
+
+
+def _called(expr: Expr) -> str:
+    """How an expression was written, about."""
+    if isinstance(expr, ExprList):
+        return " + ".join(_called(item) if isinstance(item, Expr) else shown(item) for item in expr.items[:5])
+    kind = {GenExpr: "gen", SelectExpr: "select"}.get(type(expr), type(expr).__name__)
+    name = getattr(expr, "name", None)
+    return f"{kind}({shown(name) if name else ''})"
 
 
 def _refuse(problem: str) -> NoReturn:

@@ -87,6 +87,16 @@ class ProgramGraph:
             head = self.nodes[head].parent
         return nodes[::-1]
 
+    def role_around(self, node: int) -> str | None:
+        """The message that a node stands in."""
+        at: int | None = node
+        while at is not None:
+            item = self.nodes[at]
+            if isinstance(item, Role):
+                return item.role if item.begin else None
+            at = item.parent
+        return None
+
     def children(self) -> dict[int | None, list[int]]:
         """The nodes that continue each node; those of ``None`` begin the program."""
         found: dict[int | None, list[int]] = {None: []}

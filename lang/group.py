@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lang.errors import Cancelled, GenerationFailed, ProgramError, UsageError, author_line
+from lang.errors import Cancelled, GenerationFailed, ProgramError, UnknownVariable, UsageError, author_line
 from lang.expr import Expr, ExprList, GenExpr
 from lang.loop import LOOP, run_body
-from lang.placeholders import NeedsValue
+from lang.placeholders import NeedsValue, is_placeholder
 from lang.variable import Variable
-from radixrt.engine.nodes import Gen, Join
+from radixrt.engine.nodes import MAX_NODES, Gen, Join
 from radixrt.errors import shown
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StateGroup:
             if len(other) != len(self._states):
                 raise UsageError(f"{len(other)} entries were appended to {len(self._states)} branches", line)
             each: Sequence[Any] = other
-        elif callable(other) and not isinstance(other, Expr):
+        elif callable(other) and not isinstance(other, Expr) and not is_placeholder(other):
             each = [other(i) for i in range(len(self._states))]
         else:
             each = [other] * len(self._states)
@@ -125,8 +125,12 @@ class StateGroup:
             GenerationFailed: fewer than ``k`` branches came to an end; names the first error.
         """
         line = author_line()
-        if not 1 <= k <= len(self._states):
-            raise UsageError(f"race({k}): must be from 1 to the number of branches, {len(self._states)}", line)
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self._states):
+            raise UsageError(
+                f"race({shown(k)}): must be an integer from 1 to the number of branches, {len(self._states)}", line
+            )
+        if fn is not None and not callable(fn):
+            raise UsageError(f"race(fn={shown(fn)}): must be a function of a branch and its index", line)
         if self._source._run.tracing:
             raise NeedsValue
         return LOOP.call(lambda: self._race(k, fn, line))
@@ -149,7 +153,7 @@ class StateGroup:
             while waiting and len(winners) < k:
                 ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in sorted(ended, key=lambda t: self._states.index(tasks[t])):
-                    error = task.exception()
+                    error = Cancelled("was cancelled", line) if task.cancelled() else task.exception()
                     if error is not None:
                         tasks[task]._error = error
                         first = first or error
@@ -177,13 +181,20 @@ class StateGroup:
                 values.append(state[name])
             except GenerationFailed as error:
                 values.append(error)
+            except UnknownVariable:
+                if state._error is None:
+                    raise
+                values.append(state._error)
         return majority(values, name)
 
     def _each(self, fn: Callable[[ProgramState, Any], Any], items: Sequence[Any], on_error: str) -> list[Any]:
         if on_error not in ("keep", "raise"):
             raise UsageError(f"on_error={shown(on_error)}: must be 'keep' or 'raise'", author_line())
+        if not callable(fn):
+            raise UsageError(f"map(fn={shown(fn)}): must be a function of a branch and an item", author_line())
         if self._source._run.tracing:
             raise NeedsValue
+        line = author_line()
 
         async def one(state: ProgramState, item: Any) -> Any:
             value = await run_body(fn, state, item)
@@ -203,12 +214,28 @@ class StateGroup:
                     task.cancel()
 
         results = LOOP.call(every)
-        for state, result in zip(self._states, results, strict=True):
+        for i, (state, result) in enumerate(zip(self._states, results, strict=True)):
+            if isinstance(result, asyncio.CancelledError):  # of the branch alone: this call was not cancelled
+                result = results[i] = Cancelled("was cancelled", line)
             if isinstance(result, BaseException):
                 state._error = result
                 if not isinstance(result, Exception) or on_error == "raise":
                     raise result
         return results
+
+
+def checked_size(what: str, count: Any, line: str) -> int:
+    """A number of branches.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_NODES:
+        raise UsageError(
+            f"{what}({shown(count)}): the number of branches must be an integer, at least 1 and at most {MAX_NODES:,}",
+            line,
+        )
+    return count
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,14 @@ from typing import Any, TypeVar
 
 import greenlet
 
+from lang.errors import UsageError, author_line
+
 T = TypeVar("T")
+
+
+def body_state() -> Any:
+    """The state that the running body continues; ``None`` outside of one."""
+    return getattr(greenlet.getcurrent(), "state", None)
 
 
 class ProgramLoop:
@@ -37,7 +44,7 @@ class ProgramLoop:
         with self._lock:
             if self._loop is None or self._pid != os.getpid():  # a forked process has no thread
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="lang-programs", daemon=True)
+                self._thread = threading.Thread(target=_serve, args=(self._loop,), name="lang-programs", daemon=True)
                 self._thread.start()
             return self._loop
 
@@ -71,6 +78,17 @@ class ProgramLoop:
         return await asyncio.wrap_future(self.start(make()))
 
 
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop for good. What ends a process where it is raised (``SystemExit`` and the like) belongs to the program that raised it: its
+    task has it, asyncio raises it out of the loop besides, and the other programs go on."""
+    while True:
+        try:
+            loop.run_forever()
+            return
+        except (KeyboardInterrupt, SystemExit):
+            continue
+
+
 LOOP = ProgramLoop()
 
 
@@ -78,22 +96,35 @@ def wait(future: asyncio.Future[T]) -> T:
     """Wait for a future inside of a program's body.
 
     Raises:
-        RuntimeError: this is no program's body, so waiting would stop the loop.
+        UsageError: this is no program's body, so waiting would stop the loop.
     """
     current = greenlet.getcurrent()
     if current.parent is None or not getattr(current, "is_body", False):
         future.cancel()
-        raise RuntimeError("a value is waited for on the event loop's own thread outside of a program's body")
+        raise UsageError(
+            "a value is waited for outside of a program's body, in a task or a callback of its event loop: use `await s.get(name)` there",
+            author_line(),
+        )
     return current.parent.switch(future)
+
+
+def called(function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    """Call a function in a thread: what it raises must be something that a future can carry."""
+    try:
+        return function(*args, **kwargs)
+    except StopIteration as error:
+        raise RuntimeError(f"{getattr(function, '__name__', function)} raised StopIteration") from error
 
 
 class _Body(greenlet.greenlet):
     is_body = True
+    state: Any = None  # that its function continues
 
 
 async def run_body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a program's body, an ordinary or an ``async`` function; raises what it raises."""
     body = _Body(_steps)
+    body.state = args[0] if args else None
     body.gr_context = contextvars.copy_context()
     awaited = body.switch(function, args, kwargs)
     while not body.dead:
@@ -111,10 +142,10 @@ async def run_body(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 def _steps(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = function(*args, **kwargs)
-    return _drive(result) if inspect.isawaitable(result) else result
+    return drive(result) if inspect.isawaitable(result) else result
 
 
-def _drive(work: Awaitable[Any]) -> Any:
+def drive(work: Awaitable[Any]) -> Any:
     """Run a coroutine inside of a body: what it awaits, the driving task awaits."""
     steps = work.__await__()
     value: Any = None

@@ -8,7 +8,7 @@ from lang.graph import ProgramGraph
 from radixrt.engine.nodes import Done, Select
 
 
-def described(graph: ProgramGraph, done: Done) -> dict[str, Any]:
+def described(graph: ProgramGraph, done: Done, sample: int = 0) -> dict[str, Any]:
     """A result as ``meta`` gives it."""
     usage = done.usage
     samples = [
@@ -21,7 +21,7 @@ def described(graph: ProgramGraph, done: Done) -> dict[str, Any]:
         }
         for output in done.outputs
     ]
-    found: dict[str, Any] = {**samples[0], "samples": samples, "id": done.node}
+    found: dict[str, Any] = {**samples[sample], "samples": samples, "id": done.node}
     for name in usage.__slots__:
         found[name] = getattr(usage, name)
     found["completion_tokens"] = usage.generated_tokens

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from lang.errors import UsageError, author_line
 from radixrt.engine.nodes import Arg, Part, Ref, Template
 
 _KEY = secrets.token_hex(8)
@@ -61,6 +62,11 @@ class Placeholder:
     def __radd__(self, other: Any) -> str:
         return str(other) + str(self) if isinstance(other, (str, Placeholder)) else NotImplemented
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """``str``: what it stands for, and what ``isinstance`` is told."""
+        return str
+
     def _needs(self, *_: Any, **__: Any) -> NoReturn:
         raise NeedsValue
 
@@ -83,6 +89,13 @@ def parts_of(text: Any) -> Template:
     """A text as parts: what stands in it as it is, and what it names."""
     if type(text) is Placeholder:
         return text.as_parts()
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text is not Unicode: it has a lone surrogate at character {error.start}", author_line()
+            ) from None
     if _KEY not in text:
         return (str(text),) if text else ()
     parts: list[Part] = []

@@ -7,17 +7,21 @@ import functools
 import inspect
 import itertools
 import secrets
+import sys
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter
 from typing import Any, Literal, overload
 
 from lang.backends.base import Backend, ProgramInfo
 from lang.defaults import default_backend
-from lang.errors import BackendError, Cancelled, ProgramError, ProgramTimeout, UsageError, author_line
-from lang.expr import PARAMS, sampling_options
-from lang.loop import LOOP, run_body
+from lang.errors import BackendError, Cancelled, ProgramTimeout, UsageError, author_line
+from lang.expr import PARAMS, check_seed, sampling_options
+from lang.loop import LOOP, drive, run_body
 from lang.run import Run
 from lang.state import ProgramState
 from lang.trace import Traced, trace
@@ -25,6 +29,7 @@ from radixrt.errors import nearest, shown
 from radixrt.progress import progress as show_progress
 
 _CONCURRENCY = 256  # programs of a batch that run at once, unless it is said
+_FOREVER = 10**9  # seconds
 _order = itertools.count()
 
 
@@ -58,12 +63,24 @@ class Function:
         self.fn = fn
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
         functools.update_wrapper(self, fn)
-        self._parameters = tuple(inspect.signature(fn).parameters.values())
-        if not self._parameters:
+        try:
+            self._signature = inspect.signature(fn)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"@function: the parameters of {shown(fn)} are not known ({error})", author_line()
+            ) from None
+        self._parameters = tuple(self._signature.parameters.values())
+        body = fn if inspect.isroutine(fn) or isinstance(fn, functools.partial) else type(fn).__call__
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise UsageError(
+                f"{self.name}() yields: a program is an ordinary or an async function, without yield", author_line()
+            )
+        if not self._parameters or self._parameters[0].kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD):
             raise UsageError(f"{self.name}() needs a first parameter: the state", author_line())
         self.arg_names = tuple(
             p.name for p in self._parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         )
+        self._positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in self._parameters[1:])
         self._bound: dict[str, Any] = {}
         self._compiled = compiled
         self._traces: dict[Any, Traced] = {}
@@ -108,7 +125,13 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Inside of a program, with its state first: continue that state. Otherwise the same as ``run``."""
         if args and isinstance(args[0], ProgramState):
-            return self.fn(*args, **{**self._bound, **kwargs})
+            values = {**self._bound, **kwargs}
+            self._check_arguments(args, values)
+            result = self.fn(*args, **values)
+            caller = sys._getframe(1).f_code.co_flags
+            if inspect.iscoroutine(result) and not caller & inspect.CO_COROUTINE and not args[0]._run.tracing:
+                return drive(result)  # an ordinary body cannot await it
+            return result
         return self.run(*args, **kwargs)
 
     def bind(self, **kwargs: Any) -> Function:
@@ -157,7 +180,11 @@ class Function:
         """
         most = self._concurrency(num_threads)
         shared = self._shared(options)
-        states = self._iterate(batch_kwargs, most, progress_bar, ordered, shared)
+
+        async def wait(make: Any) -> Any:
+            return LOOP.call(make)
+
+        states = _read(self._iterate(wait, batch_kwargs, most, progress_bar, ordered, shared))
         return states if generator_style else list(states)
 
     async def arun_batch(
@@ -169,28 +196,28 @@ class Function:
         ordered: bool = True,
         **options: Any,
     ) -> AsyncIterator[ProgramState]:
-        """``run_batch`` as an asynchronous iterator, for any event loop."""
-        states = self._iterate(
-            batch_kwargs, self._concurrency(num_threads), progress_bar, ordered, self._shared(options)
-        )
-        end = object()
-        try:
-            while (state := await asyncio.to_thread(next, states, end)) is not end:
-                assert isinstance(state, ProgramState)
+        """``run_batch`` as an asynchronous iterator, for any event loop. Leaving it cancels what runs."""
+        most = self._concurrency(num_threads)
+        shared = self._shared(options)
+        async with aclosing(self._iterate(LOOP.acall, batch_kwargs, most, progress_bar, ordered, shared)) as states:
+            async for state in states:
                 yield state
-        finally:
-            await asyncio.to_thread(states.close)  # type: ignore[attr-defined]
 
-    def _iterate(
+    async def _iterate(
         self,
+        wait: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]],
         batch: Iterable[Mapping[str, Any]],
         most: int,
         progress_bar: bool,
         ordered: bool,
         options: dict[str, Any],
-    ) -> Iterator[ProgramState]:
-        """At most ``most`` programs run or wait to be read. Reads from another thread, or inside of a program's body."""
+    ) -> AsyncGenerator[ProgramState, None]:
+        """At most ``most`` programs run or wait to be read. ``wait``: runs a coroutine on the programs' loop, for whoever reads."""
         total = len(batch) if isinstance(batch, Sequence) else None
+        if isinstance(batch, (str, bytes, Mapping)) or not isinstance(batch, Iterable):
+            raise UsageError(
+                f"{shown(batch)}: a batch is a list (or another iterable) of mappings of arguments", author_line()
+            )
         source = iter(batch)
         waiting: dict[asyncio.Future[ProgramState], int] = {}
         ended: dict[int, ProgramState] = {}
@@ -229,7 +256,7 @@ class Function:
                             )
                         calls.append(self._call((), {**options, **item}))
                     if calls or (waiting and not (ended if not ordered else given in ended)):
-                        ended.update(LOOP.call(lambda calls=calls: more(calls)))  # type: ignore[misc]
+                        ended.update(await wait(partial(more, calls)))
                     if not ended and not waiting and exhausted:
                         return
                     while ended and (not ordered or given in ended):
@@ -238,8 +265,10 @@ class Function:
                         bar.update(given)
                         yield ended.pop(at)
             finally:
+                for task in waiting:
+                    LOOP.get().call_soon_threadsafe(task.cancel)
                 if waiting:
-                    LOOP.call(stop)
+                    await wait(stop)
 
     # ---- ahead of time
 
@@ -266,13 +295,15 @@ class Function:
         return compiled
 
     def _traced(self, call: Call, known: dict[str, Any], args: tuple[Any, ...] = ()) -> Traced:
-        return trace(self.fn, self.name, args, known, self.arg_names, call.defaults, call.heal)
+        return trace(self.fn, self.name, args, known, call.defaults, call.heal)
 
     def _plan(self, call: Call) -> tuple[Traced, dict[str, str]]:
         """The traced graph for a call, and the texts of its open arguments. Arguments that are texts stay open, so one trace serves all."""
         given = {**self._bound, **dict(zip(self.arg_names, call.args, strict=False)), **call.kwargs}
         texts = {name: value for name, value in given.items() if type(value) is str and name not in self._bound}
         fixed = {name: value for name, value in given.items() if name not in texts}
+        if not all(map(_plain, fixed.values())):  # what it says may not tell it from others: traced for this run alone
+            return self._opened(call, fixed, texts), texts
         key = (repr(sorted(call.defaults.items())), call.heal, tuple(sorted(texts)), repr(sorted(fixed.items())))
         traced = self._traces.get(key)
         if traced is None:
@@ -307,6 +338,8 @@ class Function:
         sampling: dict[str, Any] = {}
         takes_any = any(p.kind is p.VAR_KEYWORD for p in self._parameters)
         for name, value in kwargs.items():
+            if not isinstance(name, str):
+                raise UsageError(f"{self.name}() has no argument {shown(name)}: names are strings", author_line())
             if name in self.arg_names:
                 own[name] = value
             elif name in _OPTIONS:
@@ -323,23 +356,20 @@ class Function:
         if sampling.pop("return_logprob", None):
             sampling.setdefault("logprobs", sampling.get("top_logprobs_num") or 0)
         sampling.pop("top_logprobs_num", None)
-        if len(args) > len(self.arg_names) and not any(p.kind is p.VAR_POSITIONAL for p in self._parameters):
-            raise UsageError(
-                f"{self.name}() takes {len(self.arg_names)} arguments, {len(args)} were given", author_line()
-            )
+        if len(args) > self._positional and not any(p.kind is p.VAR_POSITIONAL for p in self._parameters):
+            raise UsageError(f"{self.name}() takes {self._positional} arguments, {len(args)} were given", author_line())
         if not partial:
-            try:
-                inspect.signature(self.fn).bind(None, *args, **{**self._bound, **own})
-            except TypeError as error:
-                raise UsageError(f"{self.name}(): {error}", author_line()) from None
-        return Call(args, own, sampling_options(sampling), **options)
+            self._check_arguments((None, *args), {**self._bound, **own})
+        return Call(args, own, sampling_options(sampling), **_checked(options))
+
+    def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise UsageError(f"{self.name}(): {error}", author_line()) from None
 
     async def _open(self, call: Call) -> ProgramState:
         backend = call.backend if call.backend is not None else default_backend()
-        if not isinstance(backend, Backend):
-            raise BackendError(
-                f"{shown(backend)}: is no backend (Runtime(), RuntimeEndpoint(url), OpenAI(...), MockBackend(...))"
-            )
         await backend.start()
         seed = call.seed if call.seed is not None else secrets.randbits(32)
         info = ProgramInfo(uuid.uuid4().hex[:16], self.name, next(_order), call.cache_salt, call.stream)
@@ -350,23 +380,28 @@ class Function:
         """Run the body to its end, and wait for what it appended."""
         run = state._run
         try:
-            async with asyncio.timeout(call.timeout):
-                if not (self._compiled and self._submit_plan(call, state)):
+            async with asyncio.timeout(call.timeout) as limit:
+                if not (self._compiled and self._named(call) and self._submit_plan(call, state)):
                     state.ret_value = await run_body(self.fn, state, *call.args, **{**self._bound, **call.kwargs})
                 await run.settle()
+            if limit.expired():  # the body caught the end of its time with a bare ``except``
+                raise TimeoutError
             failed = next((n for n in state._own if n in run.graph.failed), None)
             if failed is not None:
                 raise run.error_of(failed)
         except TimeoutError as error:
-            if isinstance(error, ProgramError):
+            if not limit.expired():  # the body's own
                 state._error = error
                 raise
             state._error = ProgramTimeout(
                 f"{self.name}() did not end within {call.timeout} seconds", _inner_line(error, self.fn)
             )
             raise state._error from error
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             state._error = Cancelled(f"{self.name}() was cancelled")
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # the body raised it by itself
+                raise state._error from error
             raise
         except BaseException as error:
             state._error = error
@@ -374,6 +409,10 @@ class Function:
         finally:
             run.close()
         return state
+
+    def _named(self, call: Call) -> bool:
+        """Whether each argument of a call has a name, under which a graph can hold a place for it."""
+        return len(call.args) <= self._positional and not any(p.kind is p.POSITIONAL_ONLY for p in self._parameters[1:])
 
     def _submit_plan(self, call: Call, state: ProgramState) -> bool:
         """Submit what was traced; True: that is all of the program."""
@@ -427,6 +466,61 @@ def function(fn: Callable[..., Any] | None = None, num_api_spec_tokens: int | No
     if fn is None:
         return function
     return Function(fn)
+
+
+def _read(states: AsyncGenerator[ProgramState, None]) -> Iterator[ProgramState]:
+    """The states of an iterator that waits inside of its calls, and never gives way."""
+    try:
+        while True:
+            try:
+                states.__anext__().send(None)
+            except StopAsyncIteration:
+                return
+            except StopIteration as step:
+                state = step.value
+            yield state
+    finally:
+        try:
+            states.aclose().send(None)
+        except (StopIteration, UsageError):  # the latter: collected on the loop's own thread, where nobody can wait
+            pass
+
+
+def _plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value is known by how it is written: a text, a number, or lists and dicts of them."""
+    if type(value) in (list, tuple):
+        return depth < 16 and all(_plain(item, depth + 1) for item in value)
+    if type(value) is dict:
+        return depth < 16 and all(_plain(item, depth + 1) for pair in value.items() for item in pair)
+    return value is None or type(value) in (str, int, float, bool, bytes)
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run; what is ``None`` is left out.
+
+    Raises:
+        UsageError: one is of the wrong type.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        if name == "seed":
+            check_seed(value)
+        elif name == "timeout":
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not value >= 0 or (isinstance(value, int) and value > _FOREVER):
+                raise UsageError(f"timeout={shown(value)}: must be a number of seconds, at least 0", author_line())
+        elif name == "cache_salt":
+            if not isinstance(value, str):
+                raise UsageError(f"cache_salt={shown(value)}: must be a string", author_line())
+        elif name in ("stream", "heal"):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name}={shown(value)}: must be True or False", author_line())
+        elif not isinstance(value, Backend):
+            raise BackendError(
+                f"{shown(value)}: is no backend (Runtime(), RuntimeEndpoint(url), OpenAI(...), MockBackend(...))",
+                author_line(),
+            )
+    return given
 
 
 def _inner_line(error: BaseException, fn: Callable[..., Any]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lang.backends.base import Backend, ProgramInfo, Session
-from lang.errors import Cancelled, GenerationFailed, UsageError
+from lang.errors import BackendError, Cancelled, GenerationFailed, UsageError
 from lang.expr import PARAMS
 from lang.graph import ProgramGraph
 from lang.loop import LOOP, wait
@@ -135,7 +135,11 @@ class Run:
         self._scheduled = False
         if self._outbox and not self.closed:
             nodes, self._outbox = self._outbox, []
-            self._session.add(nodes)
+            try:
+                self._session.add(nodes)
+            except BackendError as error:  # it is gone: nothing will be answered
+                for node in nodes:
+                    self._answer(Failed(node.id, "error", error.problem))
 
     def cancel(self, nodes: Iterable[int]) -> None:
         self.flush()

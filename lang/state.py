@@ -7,22 +7,23 @@ its siblings; a failure stays with the branch where it happened until it is read
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from lang.errors import GenerationFailed, ProgramError, UnknownVariable, UsageError, author_line
-from lang.expr import Expr, ExprList, GenExpr, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SelectExpr
+from lang.expr import Expr, ExprList, GenExpr, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SelectExpr, check_name
 from lang.graph import ProgramGraph
-from lang.group import Rated, StateGroup, majority, mean_logprob, with_logprobs
-from lang.loop import LOOP, wait
+from lang.group import Rated, StateGroup, checked_size, majority, mean_logprob, with_logprobs
+from lang.loop import LOOP, called, wait
 from lang.meta import described
 from lang.params import made_params
 from lang.placeholders import NeedsValue, filled, is_placeholder, parts_of
 from lang.run import Run
-from lang.streams import pieces, read_elsewhere, read_here
-from lang.variable import Variable
+from lang.streams import check_reader, pieces, read_elsewhere, read_here
+from lang.variable import Sample, Variable, sample_of
 from radixrt import InvalidRequest, SamplingParams
 from radixrt.engine.nodes import Fork, Gen, Ref, Role, Select, Text
 from radixrt.errors import nearest, shown
@@ -188,7 +189,7 @@ class ProgramState:
                         f"gen: {self._run.backend.name} cannot honour {name}={shown(getattr(params, name))}", line
                     )
         if able.constraints is not None and params.constraint is not None:
-            kind = params.constraint.to_dict()["kind"]
+            kind = params.constraint.to_dict()["type"]
             if kind not in able.constraints:
                 raise UsageError(f"gen: {self._run.backend.name} cannot enforce a constraint of kind {kind!r}", line)
         if not able.completion and self._role != "assistant":
@@ -234,7 +235,7 @@ class ProgramState:
         return values if variable.samples > 1 else values[0]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._vars
+        return isinstance(name, str) and name in self._vars
 
     def get_var(self, name: str) -> Any:
         """The same as ``s[name]``."""
@@ -243,6 +244,7 @@ class ProgramState:
     def set_var(self, name: str, value: Any) -> None:
         """Set a variable to a value of the author's."""
         line = author_line()
+        check_name(name, needed=True)
         self._check_new(name, line)
         self._set(name, Variable(value=value), line)
 
@@ -264,7 +266,7 @@ class ProgramState:
         variable = self._variable(name)
         if variable.node is None:
             raise UsageError(f"{name!r} was not generated: it has no metadata", author_line())
-        return described(self._run.graph, self._run.done(variable.node))
+        return described(self._run.graph, self._run.done(variable.node), sample_of(variable))
 
     get_meta_info = meta
 
@@ -286,7 +288,10 @@ class ProgramState:
         """The whole text of the state, markup of roles included; or the text of one variable. Waits for it."""
         if name is not None:
             variable = self._variable(name)
-            return self._written((variable.node,) if variable.node is not None else variable.span or ())
+            if variable.node is not None:
+                self._await((variable.node,))
+                return self._run.graph.text_of(variable.node, sample_of(variable))
+            return str(self._value(name))
         return self._written(self._run.graph.path(self._head))
 
     def messages(self) -> list[dict[str, str]]:
@@ -333,8 +338,13 @@ class ProgramState:
     def _samples(self, path: Sequence[int]) -> dict[int, int]:
         """Which sample of each node of a path this state continues."""
         nodes = self._run.graph.nodes
-        taken = {path[-1]: self._sample} if path else {}
-        for id in path[1:]:
+        last = nodes[path[-1]] if path else None
+        if isinstance(last, Gen) and last.params.n > 1 and last.id != self._head:  # what went on from it says which
+            following = self._run.graph.path(self._head)
+        else:
+            following = list(path)
+        taken: dict[int | None, int] = {self._head: self._sample}
+        for id in following[1:]:
             parent = nodes[id].parent
             if parent is not None:
                 taken[parent] = nodes[id].sample
@@ -358,6 +368,8 @@ class ProgramState:
 
     def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
         """``text_iter`` for any event loop."""
+        if name is None:
+            check_reader(self)
         return read_elsewhere(lambda: pieces(self, name))
 
     # ---- roles and scopes
@@ -366,7 +378,12 @@ class ProgramState:
     def _role_block(self, role: str) -> Iterator[ProgramState]:
         line = author_line()
         self._append(RoleBegin(role), line)
-        yield self
+        try:
+            yield self
+        except Exception:
+            if self._role == role and not self._run.closed:  # whoever catches it finds the message ended
+                self._append(RoleEnd(role), line)
+            raise
         self._append(RoleEnd(role), line)
 
     def system(self, expr: Any = None) -> Any:
@@ -391,9 +408,15 @@ class ProgramState:
     def var_scope(self, name: str) -> Iterator[ProgramState]:
         """What is appended inside becomes the variable ``name``, as text."""
         line = author_line()
+        check_name(name, needed=True)
         self._check_new(name, line)
+        depth = len(self._scopes)
         self._append(ScopeBegin(name), line)
-        yield self
+        try:
+            yield self
+        except Exception:
+            del self._scopes[depth:]
+            raise
         self._append(ScopeEnd(name), line)
 
     def _end_scope(self, name: str, line: str) -> None:
@@ -407,9 +430,7 @@ class ProgramState:
     def fork(self, size: int = 1) -> StateGroup:
         """Branches that continue this state, each on its own. Costs nothing: they share its tokens and KV."""
         line = author_line()
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"fork({shown(size)}): the number of branches must be an integer of at least 1", line)
-        return self._fork(size, line)
+        return self._fork(checked_size("fork", size, line), line)
 
     def _fork(self, size: int, line: str, at: Sequence[tuple[int, int]] | None = None) -> StateGroup:
         self._made += 1
@@ -430,14 +451,25 @@ class ProgramState:
         return self._fork(1, author_line())[0]
 
     def fork_samples(self, name: str) -> StateGroup:
-        """A branch for each sample of ``gen(name, n=...)``, which continues it; in the branch ``s[name]`` is that sample."""
+        """A branch for each sample of ``gen(name, n=...)``, which continues it; in the branch ``s[name]`` is that sample. Where
+        the message around it has ended, it has in the branches."""
         line = author_line()
         variable = self._variable(name)
         if variable.node is None:
             raise UsageError(f"{name!r} was not generated: it has no samples", line)
-        group = self._fork(variable.samples, line, [(variable.node, i) for i in range(variable.samples)])
-        for branch in group:
-            branch._set(name, Variable(variable.node, 1, _Sample(branch._sample, self, variable)), line)
+        first = sample_of(variable)
+        samples = range(first, first + variable.samples)
+        group = self._fork(variable.samples, line, [(variable.node, i) for i in samples])
+        graph = self._run.graph
+        role = graph.role_around(variable.node)
+        since = itertools.takewhile(lambda id: id != variable.node, reversed(graph.path(self._head)))
+        ended = any(isinstance(graph.nodes[id], Role) for id in since)
+        for branch, sample in zip(group, samples, strict=True):
+            if not isinstance(variable.parse, Sample):
+                branch._set(name, Variable(variable.node, 1, Sample(sample, self, variable)), line)
+            branch._role = role
+            if role is not None and ended:
+                branch._append(RoleEnd(role), line)
         return group
 
     def __enter__(self) -> ProgramState:
@@ -477,19 +509,26 @@ class ProgramState:
             UsageError: nothing was generated that could be scored. The error of the first branch, where all failed.
         """
         line = author_line()
-        group = self._fork(n, line)
-        by_logprob = score == "logprob"
+        by_logprob = isinstance(score, str) and score == "logprob"
+        if not by_logprob and not callable(score):
+            raise UsageError(f"best_of(score={shown(score)}): must be a function of a branch, or 'logprob'", line)
+        group = self._fork(checked_size("best_of", n, line), line)
         for branch in group:
             branch._append(with_logprobs(expr) if by_logprob else expr, line)
-        rate = mean_logprob if by_logprob else score
-        if not callable(rate):
-            raise UsageError(f"score={shown(score)}: must be a function of a branch, or 'logprob'", line)
+        rate: Any = mean_logprob if by_logprob else score
         rated = group._each(lambda branch, _: Rated(rate(branch)), [None] * n, "keep")
         scores = [one.value if isinstance(one, Rated) else None for one in rated]
         order = [i for i, value in enumerate(scores) if value is not None]
         if not order:
-            raise next(one for one in rated if isinstance(one, BaseException))
-        best = max(order, key=lambda i: scores[i])  # type: ignore[arg-type, return-value]
+            errors = (one for one in rated if isinstance(one, BaseException))
+            raise next(errors, UsageError("best_of: score gave no branch a value", line))
+        odd = next((scores[i] for i in order if scores[i] != scores[i]), None)
+        if odd is not None:
+            raise UsageError(f"best_of: score gave {shown(odd)}, which is neither more nor less than others", line)
+        try:
+            best = max(order, key=lambda i: scores[i])  # type: ignore[arg-type, return-value]
+        except TypeError as error:
+            raise UsageError(f"best_of: score gave values that have no order ({error})", line) from error
         for i, branch in enumerate(group):
             if i != best:
                 branch._abandon()
@@ -535,7 +574,7 @@ class ProgramState:
             raise NeedsValue
         if not LOOP.inside:
             return fn(*args, **kwargs)
-        return wait(asyncio.ensure_future(asyncio.to_thread(fn, *args, **kwargs)))
+        return wait(asyncio.ensure_future(asyncio.to_thread(called, fn, args, kwargs)))
 
     # ---- the run
 
@@ -555,15 +594,3 @@ class ProgramState:
             LOOP.get().call_soon_threadsafe(self._task.cancel)
         else:
             self._abandon()
-
-
-class _Sample:
-    """Reads one sample of a generation, where a branch continues it."""
-
-    def __init__(self, index: int, state: ProgramState, variable: Variable) -> None:
-        self.index, self.state, self.variable = index, state, variable
-
-    def __call__(self, _: str) -> Any:
-        assert self.variable.node is not None
-        text = self.state._run.done(self.variable.node).outputs[self.index].text
-        return self.state._parsed(self.variable, text)

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lang.errors import UsageError, author_line
-from lang.loop import LOOP
+from lang.loop import LOOP, body_state
 from radixrt.engine.nodes import Text
 
 if TYPE_CHECKING:
     from lang.state import ProgramState
 
 _END = object()
+_OWN_TEXT = "a program's body cannot iterate over its own text: read s[name] instead"
 
 
 async def pieces(state: ProgramState, name: str | None) -> AsyncIterator[str]:
@@ -88,7 +89,7 @@ def _continued(state: ProgramState, at: int) -> int:
 def read_here(make: Callable[[], AsyncIterator[str]]) -> Iterator[str]:
     """Read a stream of the programs' loop from another thread."""
     if LOOP.inside:
-        raise UsageError("a program's body cannot iterate over its own text: read s[name] instead", author_line())
+        raise UsageError(_OWN_TEXT, author_line())
     got: queue.SimpleQueue[Any] = queue.SimpleQueue()
     pump = LOOP.start(_pump(make, got.put))
     try:
@@ -98,6 +99,13 @@ def read_here(make: Callable[[], AsyncIterator[str]]) -> Iterator[str]:
             yield item
     finally:
         pump.cancel()
+
+
+def check_reader(state: ProgramState) -> None:
+    """Raises UsageError inside of the state's own program, which would wait for its own end."""
+    own = body_state()
+    if own is not None and own._run is state._run:
+        raise UsageError(_OWN_TEXT, author_line())
 
 
 async def read_elsewhere(make: Callable[[], AsyncIterator[str]]) -> AsyncIterator[str]:

@@ -144,7 +144,6 @@ def trace(
     name: str,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    parameters: tuple[str, ...],
     defaults: dict[str, Any],
     heal: bool = True,
 ) -> Traced:
@@ -152,20 +151,19 @@ def trace(
 
     Args:
         args, kwargs: arguments that are known; a parameter without a default that is not among them becomes an ``Arg``.
-        parameters: the body's parameters behind the state, in order.
     """
     from lang.state import ProgramState
 
     run = TraceRun(name, defaults, heal)
     state = ProgramState(run)  # type: ignore[arg-type]
-    signature = inspect.signature(fn)
-    given = dict(zip(parameters, args, strict=False)) | dict(kwargs)
-    for parameter in parameters:
-        if parameter not in given and signature.parameters[parameter].default is inspect.Parameter.empty:
-            given[parameter] = Placeholder(Arg(parameter))
     stopped, result = "", None
     try:
-        result = fn(state, **given)
+        given = inspect.signature(fn).bind_partial(state, *args, **kwargs)
+        for parameter in given.signature.parameters.values():
+            rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if parameter.name not in given.arguments and parameter.default is parameter.empty and not rest:
+                given.arguments[parameter.name] = Placeholder(Arg(parameter.name))
+        result = fn(*given.args, **given.kwargs)
         if inspect.iscoroutine(result):
             coroutine, result = result, None
             try:
@@ -176,7 +174,10 @@ def trace(
                 result = end.value
     except NeedsValue as error:
         stopped = _line_of(error, fn)
-    except Exception as error:  # what a function makes of a placeholder, or a mistake that the run will show
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # what a function makes of a placeholder, or a mistake that the run will show
         stopped = f"{_line_of(error, fn)} ({type(error).__name__})"
     if result is not None and not stopped:
         stopped = "its return value"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lang.state import ProgramState
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +20,20 @@ class Variable:
     span: tuple[int, ...] | None = None  # nodes, of a scope
     value: Any = None
     make: Callable[[], Any] | None = None
+
+
+class Sample:
+    """Reads one sample of a generation, where a branch continues it."""
+
+    def __init__(self, index: int, state: ProgramState, variable: Variable) -> None:
+        self.index, self.state, self.variable = index, state, variable
+
+    def __call__(self, _: str) -> Any:
+        assert self.variable.node is not None
+        text = self.state._run.done(self.variable.node).outputs[self.index].text
+        return self.state._parsed(self.variable, text)
+
+
+def sample_of(variable: Variable) -> int:
+    """The sample that a variable stands for; the first of several."""
+    return variable.parse.index if isinstance(variable.parse, Sample) else 0

@@ -2,7 +2,8 @@
 
 Invariants: everything here happens on one event loop's thread, the one that runs the programs; ``Session.add``, ``cancel`` and ``drop`` never block
 and never raise for what a node asks (that node fails, by an event); every ``Gen``, ``Select`` and ``Role`` node is answered by exactly one
-``Done`` or ``Failed``, other nodes by at most one ``Failed``; nothing is emitted after ``close``.
+``Done`` or ``Failed``, other nodes by at most one ``Failed``; nothing is emitted after ``close``. ``Delta`` events come for ``Gen`` nodes where a
+program streams, and may be left out: what ``Done`` says is the whole text. A ``Done`` of a backend that has no scores has no ``choosing``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Capabilities:
 
     Fields:
         params: names of ``SamplingParams`` fields; ``None``: all.
-        constraints: kinds of ``Constraint`` (``kind`` of its ``to_dict`` form); ``None``: all.
+        constraints: kinds of ``Constraint`` (``type`` of its ``to_dict`` form); ``None``: all.
         select_methods: names of scoring methods; ``None``: all.
         select_sampling: ``select`` with a temperature above 0.
         healing: token healing; where it is missing, text ends as it ends.

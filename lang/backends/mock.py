@@ -135,7 +135,7 @@ class MockBackend:
         except InvalidRequest as error:
             session.fail(step, "unsupported" if error.field in _UNKNOWN else "invalid", f"{label(node)}: {error}")
             return
-        except Exception as error:  # the author's function
+        except BaseException as error:  # the author's function, whatever it raises: this step alone ends by it
             session.fail(step, "error", f"{label(node)}: the script raised {type(error).__name__}: {error}")
             return
         finished = _Finished(session, step, outputs, self._usage(step, words), choosing)
@@ -342,7 +342,8 @@ def _choosing(choices: tuple[str, ...], index: int, method: str) -> Choosing:
     totals = tuple(value * len(ids) for value, ids in zip(each, tokens))
     scores = tuple(each) if method == "token_length_normalized" else totals
     weights = [math.exp(score) for score in scores]
-    probabilities = tuple(weight / sum(weights) for weight in weights)
+    all_weights = sum(weights)
+    probabilities = tuple(weight / all_weights for weight in weights)
     return Choosing(
         index=index,
         scores=scores,

@@ -12,8 +12,8 @@ from typing import Any
 
 from lang.backends.base import Capabilities, Emit, ProgramInfo
 from lang.errors import BackendError
-from radixrt.engine.nodes import VERSION, Event, Failed, Node, to_dict
-from radixrt.engine.protocol import MAX_MESSAGE, event_from_dict
+from radixrt.engine.nodes import VERSION, Event, Failed, Gen, Node, Role, Select, to_dict
+from radixrt.engine.protocol import MAX_MESSAGE, event_from_dict, written
 
 
 class JsonSession:
@@ -36,8 +36,15 @@ class JsonSession:
         )
 
     def add(self, nodes: Sequence[Node]) -> None:
-        self._running.update(node.id for node in nodes)
-        self._tell(op="add", nodes=[to_dict(node) for node in nodes])
+        message = written({"program": self._id, "op": "add", "nodes": [to_dict(node) for node in nodes]})
+        if len(message) > MAX_MESSAGE:
+            for node in nodes:
+                problem = f"its nodes are a message of {len(message):,} characters: at most {MAX_MESSAGE:,} are taken"
+                self._emit(Failed(node.id, "invalid", problem))
+            return
+        self._running.update(node.id for node in nodes if isinstance(node, (Gen, Select, Role)))
+        if not self._closed:
+            self._send(message)
 
     def cancel(self, nodes: Sequence[int]) -> None:
         self._tell(op="cancel", nodes=list(nodes))
@@ -47,7 +54,10 @@ class JsonSession:
 
     def close(self) -> None:
         if not self._closed:
-            self._tell(op="close")
+            try:
+                self._tell(op="close")
+            except BackendError:  # nobody is there to be told
+                pass
             self._closed = True
             self._gone(self._id)
 
@@ -59,7 +69,8 @@ class JsonSession:
             self.fail(str(data.get("error")), "invalid")
             return
         event: Event = event_from_dict(data)
-        self._running.discard(event.node) if data["event"] != "delta" else None
+        if data["event"] != "delta":
+            self._running.discard(event.node)
         self._emit(event)
 
     def fail(self, problem: str, kind: str = "error") -> None:
@@ -71,7 +82,7 @@ class JsonSession:
 
     def _tell(self, **message: Any) -> None:
         if not self._closed:
-            self._send(json.dumps({"program": self._id, **message}, ensure_ascii=False))
+            self._send(written({"program": self._id, **message}))
 
 
 class JsonBackend:

@@ -6,6 +6,7 @@ Invariants: the engine's thread runs the programs' nodes; what they tell crosses
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -44,6 +45,7 @@ class Runtime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._events: deque[tuple[Emit, Event]] = deque()
         self._told = False
+        self._pid: int | None = None  # of the process where it started
         self._starting: asyncio.Lock | None = None
 
     # ---- what a backend does
@@ -51,6 +53,12 @@ class Runtime:
     async def start(self) -> None:
         if self._programs is not None and self._loop is asyncio.get_running_loop():
             return
+        if self._pid not in (None, os.getpid()):
+            raise BackendError(
+                "the runtime was started in the process that this one was forked from, and its engine runs there: "
+                "start it behind the fork, or start processes with the method 'spawn'"
+            )
+        self._pid = os.getpid()
         if self._starting is None:
             self._starting = asyncio.Lock()
         async with self._starting:

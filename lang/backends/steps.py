@@ -294,7 +294,7 @@ class StepSession:
             step.stage = Stage.RUNNING
             try:
                 self._begin(self, step)
-            except Exception as error:
+            except BaseException as error:
                 self.fail(step, "error", f"{type(error).__name__}: {error}")
 
     # ---- texts

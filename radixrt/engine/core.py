@@ -49,6 +49,7 @@ from radixrt.scheduler.sequence import Phase, Sequence
 log = logging.getLogger("radixrt")
 
 _PAUSE = 0.02  # seconds for a program's Python between two steps, before other programs take its place
+_FLOOR = 4  # running sequences below which a step costs about the same with one more
 _SHOW_FROM = 8  # prompts above which generate shows progress on a terminal
 
 
@@ -86,6 +87,7 @@ class Engine:
             program_eviction=self.config.program_eviction,
             program_admission=self.config.program_admission,
             program_pause=_PAUSE,
+            program_floor=_FLOOR,
         )
         self._compiler = CompileCache(compile=partial(compile_constraint, backend=self.config.grammar_backend))
         self._intake = Intake(self.config, self._info, self.tokenizer, self.compile)

@@ -165,7 +165,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A ``Gen`` or ``Select`` is over."""
+    """A ``Gen``, ``Select`` or ``Role`` is over; the output of a ``Role`` is the markup it wrote."""
 
     node: int
     outputs: tuple[Output, ...]

@@ -21,7 +21,8 @@ from radixrt.errors import InvalidRequest
 from radixrt.model.tokenizer import Tokenizer
 
 _EARLY = 128  # characters of pending text from which on a part of it is made tokens
-_CACHED_CHARS = 8_000_000  # of texts whose tokens are remembered
+_CACHED_CHARS = 8_000_000  # of texts whose tokens are remembered, with _ENTRY for each
+_ENTRY = 100
 _WORD_START = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _CROSSES = re.compile(rb"[A-Za-z] ")
 _LOOK_BACK = 4096  # characters searched for a safe cut
@@ -166,10 +167,10 @@ class ProgramText:
         self.tokenized += len(ids)
         if len(text) <= _CACHED_CHARS // 8:
             self._known[key] = ids
-            self._chars += len(text)
+            self._chars += len(text) + _ENTRY
             while self._chars > _CACHED_CHARS:
                 (_, old), _ = self._known.popitem(last=False)
-                self._chars -= len(old)
+                self._chars -= len(old) + _ENTRY
         return ids
 
     def _continuing(self, text: str) -> list[int]:
@@ -184,7 +185,10 @@ class ProgramText:
         while at and left > 0:
             at -= 1
             left -= len(spell(behind[at]))
-        return behind[at:] if left == 0 and b"".join(map(spell, behind[at:])) == wanted else ids
+        if left == 0 and b"".join(map(spell, behind[at:])) == wanted:
+            return behind[at:]
+        line = self._tokenizer.encode("\n", add_special=False)  # spaces behind control tokens stay, as in a whole text
+        return behind[len(line) :] if line and behind[: len(line)] == line else ids
 
     def _safe_cut(self, text: str) -> int:
         """The last place where the tokenizer cuts ``text`` whatever follows it; 0: none is known."""
@@ -206,7 +210,14 @@ class ProgramText:
         sides are cut up independently; regular expressions that split words beforehand all end a run of letters there.)"""
         backend = self._tokenizer._backend
         added = backend.get_added_tokens_decoder()
-        marks = [t.content for id, t in added.items() if t.special and not (t.lstrip or t.rstrip or t.single_word)]
+        probe = self._continuing("x y")  # some tokenizers write a space behind each control token
+        marks = [
+            t.content
+            for id, t in added.items()
+            if t.special
+            and not (t.lstrip or t.rstrip or t.single_word)
+            and self._tokenizer.encode(t.content + "x y", add_special=False) == [id, *probe]
+        ]
         self._cuts = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
         plain = backend.normalizer is None or self._tokenizer.kind == "sentencepiece"
         spell = self._tokenizer.token_bytes
@@ -231,7 +242,11 @@ class ProgramText:
         if roles[-1] == "assistant" and len(roles) > 1:
             before = self._tokenizer.render_chat(messages[:-1], add_generation_prompt=True)
         if len(roles) > 1:
-            ended = self._around(roles[:-1])[1]
+            earlier = self._roles.get(roles[:-1])
+            if earlier is not None:
+                ended = earlier[1]
+            else:  # no recursion: chats may be long
+                ended = self._tokenizer.render_chat(messages[:-1], add_generation_prompt=False).partition(marks[-2])[2]
             before, found, begin = before.rpartition(marks[-2])
             if not found or not begin.startswith(ended):
                 raise InvalidRequest(

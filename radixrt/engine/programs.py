@@ -39,7 +39,7 @@ from radixrt.engine.nodes import (
     refs,
 )
 from radixrt.engine.program_text import EMPTY, ProgramText, TokenState
-from radixrt.errors import InvalidRequest, RadixrtError
+from radixrt.errors import EngineClosed, InvalidRequest, RadixrtError
 from radixrt.grammar.errors import UnsupportedConstraint
 from radixrt.request import FinishReason, OutputDelta, RequestOutput
 from radixrt.sampling.choices import Scored, decide, method_of
@@ -56,7 +56,8 @@ class _Live:
     node: Node
     missing: int = 0  # nodes it needs that are not done
     dependents: list[_Live] = field(default_factory=list)
-    children: int = 0
+    children: list[_Live] = field(default_factory=list)
+    cancelled: bool = False  # nothing may continue it, also where it was done before
     states: tuple[TokenState, ...] | None = None
     outputs: tuple[Output, ...] = ()
     failed: str | None = None
@@ -95,14 +96,15 @@ class Programs:
     """The programs of one engine.
 
     Args:
-        listen: ``listen(request_id, listener)``: from now on the listener gets the deltas of a request.
+        listen: ``listen(request_id, listener)``: from now on the listener gets the deltas of a request, and the exception when
+            the engine stops; ``None``: nobody does.
         post: run a function on the engine's thread soon; callable from any thread.
     """
 
     def __init__(
         self,
         engine: Engine,
-        listen: Callable[[str, Listener], None],
+        listen: Callable[[str, Listener | None], None],
         post: Callable[[Callable[[Engine], Any]], None],
     ) -> None:
         self._engine = engine
@@ -155,7 +157,11 @@ class Programs:
             needs = {ref.node for ref in refs(node)}
             if node.parent is not None:
                 needs.add(node.parent)
-                program.live[node.parent].children += 1
+                parent = program.live[node.parent]
+                parent.children.append(live)
+                if parent.cancelled and parent.failed is None:
+                    self._fail(program, live, "cancelled", "continues what was cancelled")
+                    continue
             blocked = next((n for n in needs if program.live[n].failed is not None), None)
             if blocked is not None:
                 self._fail(program, live, "cancelled", _because(program.live[blocked]))
@@ -174,17 +180,12 @@ class Programs:
         if program is None:
             return
         stack = [program.live[n] for n in nodes if n in program.live]
-        seen: set[int] = set()
-        children: dict[int, list[_Live]] = {}
-        for live in program.live.values():
-            if live.node.parent is not None:
-                children.setdefault(live.node.parent, []).append(live)
         while stack:
             live = stack.pop()
-            if live.node.id in seen:
+            if live.cancelled:
                 continue
-            seen.add(live.node.id)
-            stack += children.get(live.node.id, ())
+            live.cancelled = True
+            stack += live.children
             self._let_go(program, live)
             if not live.over:
                 self._fail(program, live, "cancelled", "was cancelled")
@@ -196,9 +197,9 @@ class Programs:
             return
         for n in nodes:
             live = program.live.get(n)
-            while live is not None and not live.holds and live.children <= 1 and live.node.parent is not None:
+            while live is not None and not live.holds and len(live.children) <= 1 and live.node.parent is not None:
                 live = program.live[live.node.parent]
-            if live is not None and live.children <= 1:
+            if live is not None and len(live.children) <= 1:
                 self._let_go(program, live)
 
     def close(self, id: str) -> None:
@@ -271,9 +272,18 @@ class Programs:
                 constraint = healed(constraint, live.heal)
             live.waiting = future = self._engine.compile(constraint)
             if not future.done():
-                future.add_done_callback(lambda _: self._post(lambda _: self._compiled(program, live)))
+                live.requests = (self._name(program, live),)  # heard from now on, should the engine stop meanwhile
+                self._listen(live.requests[0], partial(self._heard, program, live))
+                future.add_done_callback(lambda _: self._post_compiled(program, live))
                 return
         self._submit_gen(program, live, node)
+
+    def _post_compiled(self, program: _Program, live: _Live) -> None:
+        """From any thread."""
+        try:
+            self._post(lambda _: self._compiled(program, live))
+        except EngineClosed:
+            pass  # its listener was told
 
     def _compiled(self, program: _Program, live: _Live) -> None:
         if program.closed or live.over:
@@ -288,7 +298,8 @@ class Programs:
     def _submit_gen(self, program: _Program, live: _Live, node: Gen) -> None:
         live.waiting = None
         ready = self._engine.prepare(_ids(live.start), node.params, heal=live.heal)
-        self._submit(program, live, ready, partial(self._heard, program, live))
+        begun, live.requests = live.requests, ()
+        self._submit(program, live, ready, partial(self._heard, program, live), *begun)
 
     def _submit_select(self, program: _Program, live: _Live, node: Select) -> None:
         method = method_of(node.method)
@@ -317,7 +328,12 @@ class Programs:
 
             self._submit(program, live, ready, heard)
 
-    def _submit(self, program: _Program, live: _Live, ready: Any, listener: Listener) -> None:
+    def _name(self, program: _Program, live: _Live) -> str:
+        """An id for a request of a node."""
+        self._count += 1
+        return f"{program.id}/{live.node.id}/{self._count}"
+
+    def _submit(self, program: _Program, live: _Live, ready: Any, listener: Listener, request: str = "") -> None:
         parent = program.live[live.node.parent] if live.node.parent is not None else None
         hint = ProgramHint(
             program=program.id,
@@ -326,17 +342,12 @@ class Programs:
             step=program.steps,
             remaining=_steps_below(live),
             group=f"{program.id}/{live.node.parent}",
-            fanout=parent.children if parent is not None else 1,
+            fanout=len(parent.children) if parent is not None else 1,
         )
-        self._count += 1
-        request = f"{program.id}/{live.node.id}/{self._count}"
-        self._listen(request, listener)
-        try:
-            self._engine.submit(ready, request_id=request, cache_salt=program.cache_salt, hint=hint)
-        except BaseException:
-            self._listen(request, _nobody)
-            raise
+        request = request or self._name(program, live)
         live.requests += (request,)
+        self._engine.submit(ready, request_id=request, cache_salt=program.cache_salt, hint=hint)
+        self._listen(request, listener)
 
     def _heard(self, program: _Program, live: _Live, delta: OutputDelta | BaseException) -> None:
         """A request of a ``Gen`` has something to say."""
@@ -468,7 +479,7 @@ class Programs:
 
     def _stop(self, live: _Live) -> None:
         for request in live.requests:
-            self._listen(request, _nobody)
+            self._listen(request, None)
             self._engine.abort(request)
         live.requests = ()
         live.waiting = None
@@ -551,10 +562,6 @@ def _kind(error: Exception) -> str:
 
 def _told(error: Exception) -> str:
     return str(error) if isinstance(error, RadixrtError) else f"{type(error).__name__}: {error}"
-
-
-def _nobody(_: OutputDelta | BaseException) -> None:
-    """Hears what is not wanted any more."""
 
 
 def _ids(state: TokenState) -> Any:

@@ -20,6 +20,7 @@ Invariants: a channel's programs are its own; when it is gone, so are they. A me
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -30,6 +31,8 @@ from radixrt.errors import InvalidRequest, RadixrtError, shown, unknown_field
 from radixrt.request import FinishReason, PositionLogprobs, TokenLogprob
 
 MAX_MESSAGE = 64 * 2**20  # characters
+_HALVES = re.compile("[\ud800-\udfff]")
+MAX_OPEN = 65_536  # programs of one channel
 _FIELDS = {
     "open": ("op", "program", "version", "name", "order", "cache_salt", "stream"),
     "add": ("op", "program", "nodes"),
@@ -123,6 +126,8 @@ class ProgramChannel:
         def emit(event: Event) -> None:
             self._tell({"program": program, **event_to_dict(event)})
 
+        if len(self._open) >= MAX_OPEN:
+            raise InvalidRequest("program", f": {MAX_OPEN:,} are open on this channel, which is the most")
         self._programs.open(self._name(program), emit, **values)
         self._open.add(program)
 
@@ -131,7 +136,13 @@ class ProgramChannel:
 
     def _tell(self, data: Mapping[str, Any]) -> None:
         if not self._closed:
-            self._send(json.dumps(data, ensure_ascii=False, allow_nan=True))
+            self._send(written(data))
+
+
+def written(data: Mapping[str, Any]) -> str:
+    """A message as text that any channel can encode: halves of characters are escaped, everything else stands as it is."""
+    text = json.dumps(data, ensure_ascii=False)
+    return text if text.isascii() else _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 # ---- events as JSON

@@ -26,7 +26,7 @@ from radixrt.scheduler.sequence import Sequence
 
 _NAMES = 1024  # names whose needs are remembered
 _FORGET = 1 / 16  # weight of the newest program in a name's mean, at least
-_STEPS = 8  # that a program is taken to have while nothing is known of its name
+_STEPS = 5  # that a program is taken to have while nothing is known of its name
 _OUTPUT_CAP = 4096  # tokens that one output is taken for at most while nothing is known
 _NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 

@@ -52,6 +52,7 @@ class Scheduler:
         program_order: a started program's next step goes before a new program's first, see ``policy.order_programs``.
         program_eviction: what a live program holds is evicted last, see ``hold``.
         program_admission: a program is started only when there is room for it and for what the started ones will need.
+        program_floor: while fewer sequences run, programs are started whatever the pool holds.
         program_pause: seconds that programs may think between two steps before others are started in their place.
     """
 
@@ -68,7 +69,9 @@ class Scheduler:
         program_eviction: bool = True,
         program_admission: bool = True,
         program_pause: float = 0.0,
+        program_floor: int = 1,
     ) -> None:
+        self.program_floor = program_floor
         self.pool = pool
         self.tree = tree
         self.chunk = chunk
@@ -352,9 +355,10 @@ class Scheduler:
             pool    |-- running, locked, held --|-- nobody wants it: free or evictable --|
                                                 |-- growth of the started --|-- need --|
 
-        The first one fits always, and so does the next one when all that have started have been idle for a moment: thinking blocks nobody.
+        The first one fits always, and so does the next one when all that have started have been idle for a moment: thinking blocks nobody. While few
+        sequences run, a step costs nearly the same with one more, and computing something again is cheaper than leaving it empty.
         """
-        if not self.programs.busy or self.tree is None:
+        if not self.programs.busy or self.tree is None or len(self.running) < self.program_floor:
             return True
         running = self.running.values()
         grown = sum(s.generated for s in running if s.hint is not None)  # in the pool, and not yet in the books
