@@ -14,6 +14,7 @@ import argparse
 import random
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -153,11 +154,13 @@ def pool(names: list[str], threads: int, runs: int, ablation: bool) -> None:
     for name in names:
         with Runtime(threads=threads, max_total_tokens=60_000) as runtime:
             _, states = batch(PROGRAMS[name], runtime)
-            unique = runtime.get_server_info()["pool_used"]
+            stats = runtime.get_server_info()
+        unique = stats["pool_used"]
         reference = said(states)
         longest = max(done.usage.prompt_tokens for state in states for done in state.graph.done.values()) + 200
         size = max(int(unique * 0.4), longest)
-        print(f"\n{name}: {unique} unique tokens, pool of {size}")
+        rate = f"hit rate {stats['hit_rate']:.4f} of {stats['optimal_hit_rate']:.4f} at best"
+        print(f"\n{name}: {unique} unique tokens, {rate} with a large pool; now a pool of {size}", flush=True)
         times: dict[str, list[float]] = {way: [] for way in ways}
         work: dict[str, tuple[int, int, int]] = {}
         for _ in range(runs):
@@ -213,12 +216,13 @@ def overhead() -> None:
             s += gen(f"x{step}", max_tokens=16)
             assert s[f"x{step}"]
 
+    threads: set[int] = set()
     for programs in (1_000, 10_000):
         started = time.process_time()
         steps.run_batch([{"n": n} for n in range(programs)], backend=MockBackend(), num_threads=programs)
-        print(
-            f"{programs} programs at once x 10 steps: {(time.process_time() - started) / programs / 10 * 1e6:.0f} us of CPU a step"
-        )
+        cost = (time.process_time() - started) / programs / 10
+        threads.add(threading.active_count())
+        print(f"{programs} programs at once x 10 steps: {cost * 1e6:.0f} us of CPU a step, {threads} threads")
 
 
 def main() -> int:
