@@ -389,7 +389,11 @@ class Engine:
         params = ready.params
         with self._alone:
             self._check_open()
-            if not isinstance(request_id, str) or request_id in self._requests:
+            # one that was aborted is taken until its last delta was handed out
+            taken = isinstance(request_id, str) and (
+                request_id in self._requests or any(delta.request_id == request_id for delta in self._mailbox)
+            )
+            if taken or not isinstance(request_id, str):
                 raise InvalidRequest("request_id", f"={request_id!r}: must be a string that no running request has")
             if isinstance(priority, bool) or not isinstance(priority, int):
                 raise InvalidRequest("priority", f"={priority!r}: must be an integer")

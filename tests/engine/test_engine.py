@@ -575,3 +575,15 @@ def test_a_prompt_is_copied(make_engine) -> None:
     while engine.has_work:
         deltas += engine.step()
     assert deltas[-1].output.prompt_token_ids == tuple(IDS[:20])
+
+
+def test_an_id_is_free_again_only_when_its_last_delta_was_handed_out(make_engine: Any) -> None:
+    engine = make_engine()
+    engine.add([9, 10], SamplingParams(max_tokens=4), request_id="one")
+    engine.step()
+    assert engine.abort("one")
+    with pytest.raises(InvalidRequest, match="request_id"):
+        engine.add([9, 11], request_id="one")
+    while engine.has_work:
+        engine.step()
+    engine.add([9, 11], SamplingParams(max_tokens=1), request_id="one")
