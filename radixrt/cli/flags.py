@@ -70,7 +70,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each field of :class:`EngineConfig`. Add sampling flags first: a name they took gets ``--engine-``."""
     group = parser.add_argument_group("engine")
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(EngineConfig)}
-    _add(parser, group, EngineConfig, _ENGINE, helps, {})
+    add_flags(parser, group, EngineConfig, _ENGINE, helps, {})
 
 
 def add_sampling_flags(
@@ -81,17 +81,17 @@ def add_sampling_flags(
     add_constraint_flags(parser)  # the field ``constraint`` has several
     group = parser.add_argument_group("sampling")
     helps = documented_fields(SamplingParams)
-    _add(parser, group, SamplingParams, _SAMPLING, helps, defaults or {}, (*omit, "constraint"))
+    add_flags(parser, group, SamplingParams, _SAMPLING, helps, defaults or {}, (*omit, "constraint"))
 
 
 def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The engine settings that were given on the command line."""
-    return _given(args, _ENGINE)
+    return given_flags(args, _ENGINE)
 
 
 def sampling_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given on the command line, and the command's own defaults."""
-    return {**_given(args, _SAMPLING), **constraint_setting(args)}
+    return {**given_flags(args, _SAMPLING), **constraint_setting(args)}
 
 
 def documented_fields(cls: type) -> dict[str, str]:
@@ -105,7 +105,7 @@ def documented_fields(cls: type) -> dict[str, str]:
     return texts
 
 
-def _add(
+def add_flags(
     parser: argparse.ArgumentParser,
     group: argparse._ArgumentGroup,
     cls: type,
@@ -134,7 +134,7 @@ def _taken(parser: argparse.ArgumentParser, flag: str) -> bool:
     return flag in parser._option_string_actions
 
 
-def _given(args: argparse.Namespace, prefix: str) -> dict[str, Any]:
+def given_flags(args: argparse.Namespace, prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in vars(args).items() if name.startswith(prefix)}
 
 

@@ -1,0 +1,129 @@
+"""ServerConfig owns every setting of the HTTP front; command-line flags are generated from its fields.
+
+Invariants: frozen, validated on construction, no other module keeps a default of its own; the API key is in no text made of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from radixrt.checks import FrozenMapping, flag, integer, number, strings
+from radixrt.engine.protocol import MAX_MESSAGE
+from radixrt.errors import InvalidRequest, shown, unknown_field
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+UNKNOWN_FIELDS = ("refuse", "warn")
+_MOST = 2**31 - 1
+_LONGEST = 10 * 365 * 86_400.0  # seconds
+
+
+def _setting(default: Any, help: str, *, secret: bool = False, **extra: Any) -> Any:
+    return field(default=default, repr=not secret, metadata={"help": help, "secret": secret, **extra})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Settings of a server. Sizes are bytes and times seconds unless the name says otherwise."""
+
+    host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0: every address of this machine")
+    port: int = _setting(8000, "port to listen on; 0: any that is free")
+    api_key: str | None = _setting(
+        None, "key that every route but /health asks for; the variable RADIXRT_API_KEY sets it too", secret=True
+    )
+    served_model_name: Sequence[str] = _setting((), "name of the model in the API, nothing: its own")
+    chat_template_kwargs: str = _setting("{}", "JSON object of values that every chat's template gets")
+    cors_origins: Sequence[str] = _setting((), "origin whose pages may call the server, '*': any; nothing: none may")
+    unknown_fields: str = _setting(
+        "refuse",
+        "fields of a request that the server does not know: refuse the request, or warn in a header",
+        choices=UNKNOWN_FIELDS,
+    )
+    max_body_bytes: int = _setting(32 * 2**20, "largest body of a request")
+    max_batch: int = _setting(1024, "most prompts in one request")
+    max_connections: int = _setting(16384, "most open connections; one more is answered 503")
+    max_queue: int = _setting(4096, "most samples waiting behind those that can run; then 429")
+    queue_timeout: float = _setting(600.0, "a request that has no token after this is ended with 503")
+    max_websockets: int = _setting(1024, "most open WebSockets")
+    max_message: int = _setting(MAX_MESSAGE, "most characters of a message on a WebSocket")
+    max_unsent: int = _setting(
+        MAX_MESSAGE, "most characters waiting for a slow reader of a WebSocket before it is closed"
+    )
+    websocket_idle: float = _setting(600.0, "a WebSocket without programs and messages is closed after this")
+    health_timeout: float = _setting(20.0, "an engine that answers nothing for this long is not healthy")
+    drain_seconds: float = _setting(30.0, "time that running work has to finish after SIGTERM")
+    log_level: str = _setting("info", "least that is logged", choices=LOG_LEVELS)
+    access_log: bool = _setting(True, "log a line for each request, without its content")
+    in_process: bool = _setting(False, "run the engine in a thread of the server instead of a process of its own")
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        for name, low, high in (
+            ("port", 0, 65535),
+            ("max_body_bytes", 1024, _MOST),
+            ("max_batch", 1, _MOST),
+            ("max_connections", 1, _MOST),
+            ("max_queue", 0, _MOST),
+            ("max_websockets", 0, _MOST),
+            ("max_message", 1024, MAX_MESSAGE),
+            ("max_unsent", 1024, _MOST),
+        ):
+            put(name, integer(name, getattr(self, name), low, high))
+        for name in ("queue_timeout", "websocket_idle", "health_timeout"):
+            put(name, number(name, getattr(self, name), 0.0, _LONGEST, above=True))
+        put("drain_seconds", number("drain_seconds", self.drain_seconds, 0.0, _LONGEST))
+        for name in ("access_log", "in_process"):
+            flag(name, getattr(self, name))
+        for name, valid in (("unknown_fields", UNKNOWN_FIELDS), ("log_level", LOG_LEVELS)):
+            if getattr(self, name) not in valid:
+                raise InvalidRequest(name, f"={shown(getattr(self, name))}: must be one of {', '.join(valid)}")
+        if not isinstance(self.host, str) or not self.host.strip() or "\0" in self.host:
+            raise InvalidRequest("host", f"={shown(self.host)}: must be an address or a name of this machine")
+        key = self.api_key
+        if key is not None and (not isinstance(key, str) or not key or not key.isascii() or not key.isprintable()):
+            raise InvalidRequest("api_key", " must be one or more printable ASCII characters")  # and is not shown
+        for name in ("served_model_name", "cors_origins"):
+            put(name, strings(name, getattr(self, name)))
+        for origin in self.cors_origins:
+            if origin != "*" and not origin.startswith(("http://", "https://")) and origin != "null":
+                raise InvalidRequest("cors_origins", f" has {shown(origin)}: must be https://host, http://host or *")
+        put("_kwargs", FrozenMapping(_object("chat_template_kwargs", self.chat_template_kwargs)))
+
+    @property
+    def served_model_names(self) -> tuple[str, ...]:
+        """The names given; none: the model's own is meant."""
+        return tuple(self.served_model_name)
+
+    @property
+    def default_chat_template_kwargs(self) -> Mapping[str, Any]:
+        kwargs: Mapping[str, Any] = vars(self)["_kwargs"]
+        return kwargs
+
+    def shown(self) -> dict[str, Any]:
+        """Every setting but the secret ones, of which it says whether they are set."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        secret = {item.name for item in fields(self) if item.metadata["secret"]}
+        return {name: value is not None if name in secret else value for name, value in values.items()}
+
+    @classmethod
+    def from_kwargs(cls, **settings: Any) -> ServerConfig:
+        """Build from keyword settings; an unknown one is an error naming the nearest valid one."""
+        valid = {item.name for item in fields(cls)}
+        for name in settings:
+            if name not in valid:
+                raise unknown_field("ServerConfig", name, valid)
+        return cls(**settings)
+
+
+def _object(name: str, text: Any) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest(name, f"={shown(text)}: must be a JSON object")
+    return value

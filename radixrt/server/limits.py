@@ -1,0 +1,267 @@
+"""Limits own what is bounded at the front: bodies, connections, the queue and the time in it. The engine bounds the rest.
+
+Invariants: a refusal names the limit and its value; ``Gate`` knows of every request that is in the engine for this server, and the counts
+are right again whichever way a request ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+from aiohttp import web
+
+from radixrt.engine.inputs import Prompt
+from radixrt.errors import InvalidRequest, nearest, shown
+from radixrt.model.tokenizer import Tokenizer
+from radixrt.request import OutputDelta, RequestOutput, SamplingParams
+from radixrt.server.client import EngineClient, EngineInfo, ProgramLink
+from radixrt.server.config import ServerConfig
+from radixrt.server.errors import Failure, RequestFailed, UnknownField
+from radixrt.server.metrics import Metrics
+
+_PAUSE = "5"  # seconds after which a client that was refused may ask again
+
+
+class Gate:
+    """An ``EngineClient`` that lets in what the limits allow, and measures what goes through."""
+
+    def __init__(self, client: EngineClient, config: ServerConfig, metrics: Metrics) -> None:
+        self._client = client
+        self._config = config
+        self._metrics = metrics
+        self.samples = 0  # that run or wait
+        self.websockets = 0
+
+    # ---- what may come in
+
+    @property
+    def queued(self) -> int:
+        """Samples that wait behind those that can run."""
+        running: int = self._client.info.settings.get("max_running_requests", 64)
+        return max(0, self.samples - running)
+
+    @property
+    def full(self) -> Failure | None:
+        """Why nothing more is taken now."""
+        most = self._config.max_queue
+        if self.queued < most or (most == 0 and not self.queued):
+            return None
+        self._metrics.refused["max_queue"] += 1
+        return Failure(429, f"the queue is full: max_queue={most} samples wait already", None, "queue_full")
+
+    # ---- EngineClient
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._client.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._client.tokenizer
+
+    @property
+    def healthy(self) -> bool:
+        return self._client.healthy
+
+    async def start(self) -> None:
+        await self._client.start()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        deltas: bool = True,
+    ) -> AsyncIterator[OutputDelta]:
+        """As ``EngineClient.stream``.
+
+        Raises:
+            RequestFailed: it has no token after ``queue_timeout``.
+        """
+        began, metrics = time.perf_counter(), self._metrics
+        self.samples += params.n
+        # whether a request still waits is seen from its deltas; with nothing in its way they would only cost
+        wanted = deltas or self.queued > 0
+        source = self._client.stream(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            deltas=wanted,
+        )
+        last: dict[int, float] = {}  # when a sample's last tokens came
+        done = False
+        try:
+            while not done:
+                delta = await self._next(source, waits=wanted and not last)
+                if delta is None:
+                    break
+                now = time.perf_counter()
+                if delta.token_ids and wanted:
+                    if not last:
+                        metrics.first_token.observe(now - began)
+                    elif delta.index in last:
+                        count = len(delta.token_ids)
+                        metrics.inter_token.observe((now - last[delta.index]) / count, count)
+                    last[delta.index] = now
+                if delta.output is not None:
+                    done = True
+                    self._ended(delta.output, now - began, measured=wanted)
+                if deltas or done:
+                    yield delta
+        finally:
+            self.samples -= params.n
+            if not done:
+                metrics.finished["gone"] += params.n
+            await source.aclose()  # type: ignore[attr-defined]
+
+    async def _next(self, source: AsyncIterator[OutputDelta], *, waits: bool) -> OutputDelta | None:
+        most = self._config.queue_timeout
+        try:
+            if not waits:
+                return await anext(source, None)
+            async with asyncio.timeout(most):
+                return await anext(source, None)
+        except TimeoutError:
+            self._metrics.refused["queue_timeout"] += 1
+            problem = f"the request had no token after queue_timeout={most:g} seconds"
+            raise RequestFailed(Failure(503, problem, None, "queue_timeout")) from None
+
+    def _ended(self, output: RequestOutput, seconds: float, *, measured: bool) -> None:
+        metrics = self._metrics
+        metrics.end_to_end.observe(seconds)
+        for sample in output.samples:
+            metrics.finished[str(sample.finish_reason)] += 1
+        if not output.samples:
+            metrics.finished["error"] += 1
+        if not measured and output.completion_tokens:
+            metrics.first_token.observe(output.queue_time + output.prefill_time)
+            more = max((len(sample.token_ids) for sample in output.samples), default=0) - 1
+            if more > 0:
+                metrics.inter_token.observe(output.decode_time / more, more * len(output.samples))
+
+    async def score(
+        self, prefix: Sequence[int], choices: Sequence[Sequence[int]], *, request_id: str, cache_salt: str = ""
+    ) -> RequestOutput:
+        self.samples += 1
+        try:
+            return await self._client.score(prefix, choices, request_id=request_id, cache_salt=cache_salt)
+        finally:
+            self.samples -= 1
+
+    async def abort(self, request_id: str) -> bool:
+        return await self._client.abort(request_id)
+
+    async def stats(self) -> dict[str, Any]:
+        return await self._client.stats()
+
+    async def flush_cache(self) -> int:
+        return await self._client.flush_cache()
+
+    def programs(self, peer: str, receive: Callable[[str], None]) -> ProgramLink:
+        return self._client.programs(peer, receive)
+
+
+# ---- bodies
+
+_SMALL = 65_536  # bytes: a larger body is read off the event loop
+
+
+async def read_object(request: web.Request) -> dict[str, Any]:
+    """The JSON object in a request's body.
+
+    Raises:
+        InvalidRequest: there is none, a name stands twice in it, or it has a number that is none (NaN, Infinity).
+        web.HTTPRequestEntityTooLarge: it is larger than ``max_body_bytes``.
+    """
+    data = await request.read()
+    if not data:
+        raise InvalidRequest("body", "is empty: a JSON object is expected")
+    if request.content_type != "application/json":  # also: a page of another site cannot send this unasked
+        problem = f"content-type={shown(request.content_type)}: must be application/json"
+        raise RequestFailed(Failure(415, problem, None, "unsupported_media_type"))
+    return _parsed(data) if len(data) <= _SMALL else await asyncio.to_thread(_parsed, data)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("body", f"is not UTF-8 (byte {error.start})") from None
+    try:
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except InvalidRequest:
+        raise
+    except RecursionError:
+        raise InvalidRequest("body", "is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidRequest("body", f"is not JSON: {shown(str(error))}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("body", f"must be a JSON object, not {shown(value)}")
+    return value
+
+
+def check_fields(owner: str, data: dict[str, Any], valid: Sequence[str]) -> None:
+    """Raises UnknownField, with the nearest valid name, where an object has a field that is none of ``valid``."""
+    for name in data:
+        if name not in valid:
+            raise UnknownField(shown(name).strip("'\""), f": {owner} has no such field{nearest(name, valid)}")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                raise InvalidRequest("body", f" has the field {shown(name)} twice")
+            names.add(name)
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise InvalidRequest("body", f" holds {text}, which is no JSON number")
+
+
+# ---- connections
+
+
+def doorman(server: web.Server, most: int) -> Callable[[], asyncio.Protocol]:
+    """What makes a connection's protocol: the server's, or, where ``most`` are open, one that says so and hangs up."""
+
+    def accept() -> asyncio.Protocol:
+        return server() if len(server._connections) < most else _Refusal(most)
+
+    return accept
+
+
+class _Refusal(asyncio.Protocol):
+    def __init__(self, most: int) -> None:
+        failure = Failure(503, f"max_connections={most} connections are open", None, "too_many_connections")
+        body = msgspec.json.encode(failure.body)
+        self._answer = (
+            f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: {_PAUSE}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        ).encode() + body
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(self._answer)
+        transport.close()
+
+
+def retry_after(failure: Failure) -> dict[str, str] | None:
+    """The header that tells a client when to come back."""
+    return {"Retry-After": _PAUSE} if failure.status in (429, 503) else None
