@@ -577,7 +577,7 @@ def test_a_prompt_is_copied(make_engine) -> None:
     assert deltas[-1].output.prompt_token_ids == tuple(IDS[:20])
 
 
-def test_an_id_is_free_again_only_when_its_last_delta_was_handed_out(make_engine: Any) -> None:
+def test_an_id_is_free_again_only_when_its_last_delta_was_handed_out(make_engine) -> None:
     engine = make_engine()
     engine.add([9, 10], SamplingParams(max_tokens=4), request_id="one")
     engine.step()
