@@ -65,7 +65,7 @@ class SamplingParams:
         presence_penalty, frequency_penalty: subtracted from the logit of generated tokens, once / per
             occurrence (OpenAI's definition). Range [-2, 2].
         repetition_penalty: divides positive and multiplies negative logits of tokens of prompt and output
-            (Keskar et al. 2019, CTRL). Range (0, 100]; 1 is off.
+            (Keskar et al. 2019, CTRL). Range [0.01, 100]; 1 is off.
         logit_bias: token id -> value added to its logit. Range [-100, 100].
         seed: fixes this request's samples whatever else runs beside it; ``None``: drawn from the engine's seed.
         n: samples of the same prompt; the prompt is computed once.
@@ -127,7 +127,7 @@ class SamplingParams:
             ("min_p", 0.0, 1.0, False),
             ("presence_penalty", -2.0, 2.0, False),
             ("frequency_penalty", -2.0, 2.0, False),
-            ("repetition_penalty", 0.0, 100.0, True),
+            ("repetition_penalty", 0.01, 100.0, False),
         ):
             put(name, number(name, getattr(self, name), least, most, above=above))
         for name in ("ignore_eos", "include_stop", "skip_special_tokens"):

@@ -16,7 +16,11 @@ import pytest
 
 # How long an example takes says nothing about whether it is right.
 hypothesis.settings.register_profile(
-    "radixrt", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+    "radixrt",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    print_blob=True,
+    derandomize="CI" in os.environ,  # CI repeats itself; the search goes on wherever else the tests run
 )
 hypothesis.settings.load_profile("radixrt")
 

@@ -49,7 +49,7 @@ from radixrt.scheduler.sequence import Phase, Sequence
 log = logging.getLogger("radixrt")
 
 _PAUSE = 0.02  # seconds for a program's Python between two steps, before other programs take its place
-_FLOOR = 4  # running sequences below which a step costs about the same with one more
+_FLOOR = 8  # running sequences below which a step costs about the same with one more
 _SHOW_FROM = 8  # prompts above which generate shows progress on a terminal
 
 

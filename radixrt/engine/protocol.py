@@ -33,6 +33,7 @@ from radixrt.request import FinishReason, PositionLogprobs, TokenLogprob
 MAX_MESSAGE = 64 * 2**20  # characters
 _HALVES = re.compile("[\ud800-\udfff]")
 MAX_OPEN = 65_536  # programs of one channel
+MAX_NAME = 200  # characters of what a program is called
 _FIELDS = {
     "open": ("op", "program", "version", "name", "order", "cache_salt", "stream"),
     "add": ("op", "program", "nodes"),
@@ -91,8 +92,8 @@ class ProgramChannel:
             if name not in _FIELDS[op]:
                 raise unknown_field(op, str(name), _FIELDS[op])
         program = data.get("program")
-        if not isinstance(program, str) or not 0 < len(program) <= 200:
-            raise InvalidRequest("program", f"={shown(program)}: must be a string of 1 to 200 characters")
+        if not isinstance(program, str) or not 0 < len(program) <= MAX_NAME:
+            raise InvalidRequest("program", f"={shown(program)}: must be a string of 1 to {MAX_NAME} characters")
         if op == "open":
             self._begin(program, data)
             return

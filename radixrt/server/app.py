@@ -29,7 +29,7 @@ from radixrt.server import openai
 from radixrt.server.client import EngineClient
 from radixrt.server.config import ServerConfig
 from radixrt.server.errors import Failure, answer, failure_of
-from radixrt.server.limits import Gate, doorman, retry_after
+from radixrt.server.limits import Gate, doorman, receive, retry_after
 from radixrt.server.metrics import CONTENT_TYPE, Metrics
 from radixrt.server.native import Native
 from radixrt.server.openapi import description
@@ -102,6 +102,10 @@ class Front:
             )
         if self.draining and path not in _QUIET:
             return Failure(503, "the server is shutting down", None, "shutting_down")
+        coding = request.headers.get("Content-Encoding", "identity")
+        if coding.lower() != "identity":  # what is small here may be anything when it is unpacked
+            problem = f"content-encoding={shown(coding)}: bodies are taken as they are, not compressed"
+            return Failure(415, problem, None, "unsupported_encoding")
         length, most = request.content_length or 0, self.config.max_body_bytes
         if length > most:
             self.metrics.refused["max_body_bytes"] += 1
@@ -204,10 +208,16 @@ def _doors(front: Front) -> Any:
 
 
 async def _handled(front: Front, request: web.Request, handler: Handler) -> web.StreamResponse:
-    work = request.path not in _QUIET
-    if work:
-        front.enter()
+    work, entered = request.path not in _QUIET, False
     try:
+        if request.method == "POST" and request.match_info.http_exception is None:
+            await receive(request, front.config.receive_timeout)
+            failure = front.refusal(request)  # a body may have taken its time
+            if failure is not None:
+                return _failed(failure)
+        if work:
+            front.enter()
+            entered = True
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
         front.metrics.refused["max_body_bytes"] += 1
@@ -231,7 +241,7 @@ async def _handled(front: Front, request: web.Request, handler: Handler) -> web.
             log.error("request %s failed", request[REQUEST_ID])
         return _failed(failure)
     finally:
-        if work:
+        if entered:
             front.leave()
 
 
@@ -325,11 +335,13 @@ async def serve(
             say(f"radixrt {__version__}: loading the model")
             await client.start()
             app = make_app(client, config)
-            runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+            runner = web.AppRunner(
+                app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2, auto_decompress=False
+            )
             await runner.setup()
             assert runner.server is not None
             server = await loop.create_server(
-                doorman(runner.server, config.max_connections), sock=listening, backlog=_BACKLOG
+                doorman(runner.server, config.max_connections, config.receive_timeout), sock=listening, backlog=_BACKLOG
             )
             stack.callback(server.close)
             for line in lines(client, config, address):

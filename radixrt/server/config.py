@@ -46,6 +46,9 @@ class ServerConfig:
     max_connections: int = _setting(16384, "most open connections; one more is answered 503")
     max_queue: int = _setting(4096, "most samples waiting behind those that can run; then 429")
     queue_timeout: float = _setting(600.0, "a request that has no token after this is ended with 503")
+    receive_timeout: float = _setting(
+        60.0, "a request whose head or body is not all there after this is ended with 408"
+    )
     max_websockets: int = _setting(1024, "most open WebSockets")
     max_message: int = _setting(MAX_MESSAGE, "most characters of a message on a WebSocket")
     max_unsent: int = _setting(
@@ -73,7 +76,7 @@ class ServerConfig:
             ("max_unsent", 1024, _MOST),
         ):
             put(name, integer(name, getattr(self, name), low, high))
-        for name in ("queue_timeout", "websocket_idle", "health_timeout"):
+        for name in ("queue_timeout", "receive_timeout", "websocket_idle", "health_timeout"):
             put(name, number(name, getattr(self, name), 0.0, _LONGEST, above=True))
         put("drain_seconds", number("drain_seconds", self.drain_seconds, 0.0, _LONGEST))
         for name in ("access_log", "in_process"):

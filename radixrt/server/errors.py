@@ -89,6 +89,8 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(503, str(error) or "the engine has died", None, "engine_died")
     if isinstance(error, EngineClosed):
         return Failure(503, "the engine is not running", None, "engine_closed")
+    if isinstance(error, web.RequestPayloadError):
+        return Failure(400, "the body cannot be read: it does not come as its headers say", None, "bad_body")
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return Failure(413, error.text or "the body is too large", None, "body_too_large")
     log.error("a request failed unforeseen", exc_info=error)

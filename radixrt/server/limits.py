@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from http import HTTPStatus
 from typing import Any, NoReturn
 
 import msgspec
@@ -21,8 +23,10 @@ from radixrt.model.tokenizer import Tokenizer
 from radixrt.request import OutputDelta, RequestOutput, SamplingParams
 from radixrt.server.client import EngineClient, EngineInfo, ProgramLink
 from radixrt.server.config import ServerConfig
-from radixrt.server.errors import Failure, RequestFailed, UnknownField
+from radixrt.server.errors import Failure, RequestFailed, UnknownField, answer
 from radixrt.server.metrics import Metrics
+
+log = logging.getLogger("radixrt.server")
 
 _PAUSE = "5"  # seconds after which a client that was refused may ask again
 
@@ -176,6 +180,27 @@ class Gate:
 
 # ---- bodies
 
+
+async def receive(request: web.Request, seconds: float) -> None:
+    """Have a request's whole body here, within ``seconds``.
+
+    Raises:
+        RequestFailed: it is not.
+        web.RequestPayloadError: it does not come as its headers say.
+        web.HTTPRequestEntityTooLarge: it is larger than ``max_body_bytes``.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await request.read()
+    except TimeoutError:
+        raise RequestFailed(_late(seconds)) from None
+
+
+def _late(seconds: float) -> Failure:
+    problem = f"the request was not all there after receive_timeout={seconds:g} seconds"
+    return Failure(408, problem, None, "receive_timeout")
+
+
 _SMALL = 65_536  # bytes: a larger body is read off the event loop
 
 
@@ -238,28 +263,81 @@ def _no_number(text: str) -> NoReturn:
 # ---- connections
 
 
-def doorman(server: web.Server, most: int) -> Callable[[], asyncio.Protocol]:
-    """What makes a connection's protocol: the server's, or, where ``most`` are open, one that says so and hangs up."""
+def doorman(server: web.Server, most: int, seconds: float) -> Callable[[], asyncio.Protocol]:
+    """What makes a connection's protocol: where ``most`` are open, one that says so and hangs up.
+
+    Args:
+        seconds: in which the head of a connection's first request must have come.
+    """
 
     def accept() -> asyncio.Protocol:
-        return server() if len(server._connections) < most else _Refusal(most)
+        if len(server._connections) < most:
+            return _Connection(server, seconds)
+        return _Refusal(Failure(503, f"max_connections={most} connections are open", None, "too_many_connections"))
 
     return accept
 
 
+class _Connection(web.RequestHandler):
+    """One that waits for its first request only so long, and shows nobody else what is no HTTP: there may be a key in it, or a prompt."""
+
+    __slots__ = ("_first", "_seconds")
+
+    def __init__(self, server: web.Server, seconds: float) -> None:
+        super().__init__(server, loop=server._loop, **server._kwargs)
+        self._seconds = seconds
+        self._first: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._first = self._loop.call_later(self._seconds, self._wait_no_longer)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._first is not None:
+            self._first.cancel()
+        super().connection_lost(exc)
+
+    def _wait_no_longer(self) -> None:
+        if not self._request_count and isinstance(self.transport, asyncio.WriteTransport):
+            self.transport.write(_written(_late(self._seconds)))
+            self.close()
+            self.transport.close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= 500 or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        log.debug("%s sent what is no HTTP request", request.remote)
+        what = (message or "").strip().partition("\n")[0].rstrip(":")  # and below it, what was sent
+        response = answer(Failure(status, f"this is no HTTP request: {shown(what)}", None, "bad_http"))
+        response.force_close()
+        return response
+
+
 class _Refusal(asyncio.Protocol):
-    def __init__(self, most: int) -> None:
-        failure = Failure(503, f"max_connections={most} connections are open", None, "too_many_connections")
-        body = msgspec.json.encode(failure.body)
-        self._answer = (
-            f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: {_PAUSE}\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        ).encode() + body
+    """Tells a connection why it is closed."""
+
+    def __init__(self, failure: Failure) -> None:
+        self._answer = _written(failure)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
         transport.write(self._answer)
         transport.close()
+
+
+def _written(failure: Failure) -> bytes:
+    """An answer where there is no request, and the last one of its connection."""
+    body = msgspec.json.encode(failure.body)
+    headers = {"Content-Type": "application/json", **(retry_after(failure) or {})}
+    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    status = f"{failure.status} {HTTPStatus(failure.status).phrase}"
+    return f"HTTP/1.1 {status}\r\n{told}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 def retry_after(failure: Failure) -> dict[str, str] | None:

@@ -28,6 +28,7 @@ from radixrt.sampling.choices import Scored, check_choices, decide, method_of
 from radixrt.server.config import ServerConfig
 from radixrt.server.errors import Failure, RequestFailed, UnknownField, failure_of
 from radixrt.server.limits import Gate, check_fields, read_object
+from radixrt.server.openai_requests import CHARS_PER_TOKEN
 
 GENERATE = (
     "text",
@@ -352,13 +353,22 @@ class Native:
             if not isinstance(messages, list) or not messages:
                 raise InvalidRequest("messages", f"={shown(messages)}: must be a list of messages")
             kwargs = self._config.default_chat_template_kwargs
-            ids = await asyncio.to_thread(tokenizer.encode_chat, messages, add_generation_prompt=generation, **kwargs)
+            text = await asyncio.to_thread(tokenizer.render_chat, messages, add_generation_prompt=generation, **kwargs)
+            special = True
         else:
-            ids = await asyncio.to_thread(tokenizer.encode, data[field], add_special=special)
+            text = data[field]
+        self._bounded(field, text)
+        ids = await asyncio.to_thread(tokenizer.encode, text, add_special=special)
         found = {"tokens": ids, "count": len(ids), "max_model_len": self._gate.info.context_length}
         if flag("return_token_strs", data.get("return_token_strs", False)):
             found["token_strs"] = [tokenizer.token_text(token) for token in ids]
         return _json(found, headers)
+
+    def _bounded(self, field: str, text: Any) -> None:
+        """Tokenizing holds up everybody, and nothing that runs here is longer."""
+        context = self._gate.info.context_length
+        if isinstance(text, str) and len(text) > context * CHARS_PER_TOKEN:
+            raise InvalidRequest(field, f"has {len(text)} characters; context_length={context} tokens cannot hold it")
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """The text of ``tokens``."""
@@ -380,6 +390,7 @@ class Native:
         data = await read_object(request)
         headers = self._unknown("/score", data, SCORE)
         choices = check_choices(data.get("choices"))
+        self._bounded("choices", "".join(choices))
         for i, choice in enumerate(choices):
             if not choice.isascii() and any("\ud800" <= letter <= "\udfff" for letter in choice):
                 raise InvalidRequest(f"choices[{i}]", f"={shown(choice)}: is not Unicode text")

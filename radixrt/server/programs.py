@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from radixrt.engine.nodes import VERSION, Gen, Role, Select, graph_from_dict, to_dict
-from radixrt.engine.protocol import MAX_MESSAGE, written
+from radixrt.engine.protocol import MAX_MESSAGE, MAX_NAME, MAX_OPEN, written
 from radixrt.errors import EngineClosed, InvalidRequest, shown
 from radixrt.server.client import EngineDied
 from radixrt.server.config import ServerConfig
@@ -134,7 +134,7 @@ class _Connection:
         self._draining = False
 
     async def run(self) -> None:
-        link = self._gate.programs(uuid.uuid4().hex, self._tell)
+        link = self._gate.programs(uuid.uuid4().hex, self._hear)
         sender = asyncio.ensure_future(self._send())
         try:
             await self._receive(link)
@@ -194,15 +194,22 @@ class _Connection:
             if self._draining:
                 self._tell(written({"event": "error", "program": program, "error": "the server is shutting down"}))
                 return False
-            self._programs.add(program)
+            if 0 < len(program) <= MAX_NAME and len(self._programs) < MAX_OPEN:  # the engine opens no other
+                self._programs.add(program)
         elif op == "close":
             self._programs.discard(program)
             if self._draining and not self._programs:
                 self._end(WSCloseCode.GOING_AWAY, "the server is shutting down")
         return True
 
+    def _hear(self, message: str) -> None:
+        """What the link says; its last words are that the engine has died, and with it all programs."""
+        self._tell(message)
+        if not self._gate.healthy:
+            self._end(WSCloseCode.INTERNAL_ERROR, "the engine has died")
+
     def _tell(self, message: str) -> None:
-        """A message for the client; the link calls this."""
+        """A message for the client."""
         if self._closing is not None:
             return
         self._characters += len(message)

@@ -117,14 +117,15 @@ def chat(s: Any, n: int) -> None:
 PROGRAMS = {one.name: one for one in (react, tree, judge, skeleton, chat)}
 
 
-def batch(program: Any, runtime: Runtime, **options: Any) -> tuple[float, list[Any]]:
-    started = time.monotonic()
+def batch(program: Any, runtime: Runtime, **options: Any) -> tuple[float, float, list[Any]]:
+    """Wall seconds, CPU seconds and states of a batch."""
+    started, worked = time.monotonic(), time.process_time()
     states = program.run_batch([{"n": n} for n in range(BATCH)], backend=runtime, seed=1, **options)
-    seconds = time.monotonic() - started
+    seconds, cpu = time.monotonic() - started, time.process_time() - worked
     for state in states:
         if state.error() is not None:
             raise state.error()
-    return seconds, states
+    return seconds, cpu, states
 
 
 def said(states: list[Any]) -> list[str]:
@@ -135,7 +136,7 @@ def hits(names: list[str], threads: int) -> None:
     print(f"{'program':10} {'prompt':>8} {'computed':>9} {'hit rate':>9} {'optimal':>9} {'ratio':>6} {'seconds':>8}")
     for name in names:
         with Runtime(threads=threads, max_total_tokens=60_000) as runtime:
-            seconds, _ = batch(PROGRAMS[name], runtime)
+            seconds, _, _ = batch(PROGRAMS[name], runtime)
             stats = runtime.get_server_info()
         ratio = stats["hit_rate"] / stats["optimal_hit_rate"]
         print(
@@ -153,7 +154,7 @@ def pool(names: list[str], threads: int, runs: int, ablation: bool) -> None:
             ways[f"without {switch.removeprefix('program_')}"] = {switch: False}
     for name in names:
         with Runtime(threads=threads, max_total_tokens=60_000) as runtime:
-            _, states = batch(PROGRAMS[name], runtime)
+            _, _, states = batch(PROGRAMS[name], runtime)
             stats = runtime.get_server_info()
         unique = stats["pool_used"]
         reference = said(states)
@@ -162,21 +163,24 @@ def pool(names: list[str], threads: int, runs: int, ablation: bool) -> None:
         rate = f"hit rate {stats['hit_rate']:.4f} of {stats['optimal_hit_rate']:.4f} at best"
         print(f"\n{name}: {unique} unique tokens, {rate} with a large pool; now a pool of {size}", flush=True)
         times: dict[str, list[float]] = {way: [] for way in ways}
+        work_time: dict[str, list[float]] = {way: [] for way in ways}
         work: dict[str, tuple[int, int, int]] = {}
         for _ in range(runs):
             for way, settings in ways.items():
                 with Runtime(threads=threads, max_total_tokens=size, **settings) as runtime:
-                    seconds, states = batch(PROGRAMS[name], runtime)
+                    seconds, cpu, states = batch(PROGRAMS[name], runtime)
                     stats = runtime.get_server_info()
                 if said(states) != reference:
                     print(f"  {way}: OUTPUTS DIFFER")
                 times[way].append(seconds)
+                work_time[way].append(cpu)
                 work[way] = (stats["forward_tokens"], stats["recomputed_tokens"], stats["preemptions"])
         for way, seconds_of in times.items():
             middle = statistics.median(seconds_of)
             forward, again, preempted = work[way]
             print(
-                f"  {way:18} {BATCH / middle:6.2f} programs/s  x{statistics.median(times['off']) / middle:5.2f} of off   "
+                f"  {way:18} {BATCH / middle:6.2f} programs/s  x{statistics.median(times['off']) / middle:5.2f} of off "
+                f"(CPU time x{statistics.median(work_time['off']) / statistics.median(work_time[way]):5.2f})   "
                 f"{forward} tokens through the model, {again} recomputed, {preempted} preemptions",
                 flush=True,
             )
@@ -187,7 +191,7 @@ def calls(names: list[str], threads: int) -> None:
     print(f"{'program':10} {'whole text':>11} {'lang':>9} {'ratio':>7}   tokens of a program computed twice")
     for name in names:
         with Runtime(threads=threads, max_total_tokens=60_000) as runtime:
-            _, states = batch(PROGRAMS[name], runtime)
+            _, _, states = batch(PROGRAMS[name], runtime)
             stats = runtime.get_server_info()
             twice = stats["recomputed_tokens"] + sum(recomputed(state) for state in states)
         whole = sum(done.usage.prompt_tokens for state in states for done in state.graph.done.values())
