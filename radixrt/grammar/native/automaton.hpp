@@ -171,7 +171,8 @@ class Automaton : public Configurations {
                 free = true;
             }
         }
-        if (free) worst = std::max(worst, best);
+        if (best >= NEVER) return false;  // text may come, and nothing ends behind it
+        worst = std::max(worst, best);
         return free;
     }
     bool known_free(i32 n, u64& worst) {
@@ -244,6 +245,13 @@ class Automaton : public Configurations {
         for (; token >= 0; token = v_->twin[token]) bits[token >> 5] |= 1u << (token & 31);
     }
 
+    // Whether the output can end behind each of these steps.
+    bool ends_behind(const std::vector<i32>& steps, int count) const {
+        for (int k = 0; k < count; k++)
+            if (nodes_[steps[size_t(k)]].cost >= NEVER) return false;
+        return true;
+    }
+
     void fill(i32 n, Mask& out) {
         u32* bits = out.bits.get();
         auto take = [&](i32 token, i32 to) {
@@ -255,13 +263,16 @@ class Automaton : public Configurations {
         auto always = [](i32, i32) { return true; };
         if (nfa_.partial) return walk_trie(v_->all, n, take, always);  // whether a token leaves a way on is a question for each
         int allowed = -1;
+        std::vector<i32> steps;
         if (free_text(n, out.worst)) {
             allowed = v_->longest_text();
-        } else if ((allowed = text_allowed(n, nullptr)) > 0) {
+        } else if ((allowed = text_allowed(n, &steps)) > 0 && ends_behind(steps, allowed)) {
             for (u32 i = nodes_[n].at, end = i + nodes_[n].length; i < end; i++)
                 if (nfa_.starts_text(i32(entries_[i].state)))
                     out.worst = std::max(out.worst, plus(nfa_.way(i32(entries_[i].state), entries_[i].count, false),
                                                          nodes_[entries_[i].below].cost));
+        } else if (allowed > 0) {
+            allowed = -1;
         }
         if (allowed >= 0) std::memcpy(bits, v_->text[allowed].data(), v_->words * 4);
         else fill_text(n, out, take);
@@ -293,7 +304,10 @@ class Automaton : public Configurations {
             return;
         }
         std::memcpy(bits, v_->text[v_->longest_text()].data(), v_->words * 4);
-        auto judge = [&](i32, i32 to) { out.worst = std::max(out.worst, nodes_[to].cost); };
+        auto judge = [&](i32 token, i32 to) {
+            if (nodes_[to].cost < NEVER) out.worst = std::max(out.worst, nodes_[to].cost);
+            else for (; token >= 0; token = v_->twin[token]) bits[token >> 5] &= ~(1u << (token & 31));
+        };
         walk_trie(trie, n, judge, [&](i32, i32 to) { return !known_free(to, out.worst); }, [&](i32 i) {
             for (i32 k = trie.first[i]; k < trie.first[trie.end[i]]; k++) bits[trie.order[k] >> 5] &= ~(1u << (trie.order[k] & 31));
         });
