@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import threading
@@ -98,7 +99,7 @@ def walk(made: tuple[CompiledConstraint, CompiledConstraint], seed: int, steps: 
             depth -= 1
 
 
-@settings(max_examples=300)
+@settings(max_examples=30 if "CI" in os.environ else 300)  # the reference takes minutes for some ambiguous grammars
 @given(grammars(), vocabularies(), st.integers())
 def test_random_grammars(grammar: ir.Grammar, vocabulary: Vocabulary, seed: int) -> None:
     made = both(grammar, vocabulary)
