@@ -20,7 +20,6 @@ hypothesis.settings.register_profile(
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
     print_blob=True,
-    derandomize="CI" in os.environ,  # CI repeats itself; the search goes on wherever else the tests run
 )
 hypothesis.settings.load_profile("radixrt")
 
