@@ -206,8 +206,4 @@ def _bound(parts: Template, arguments: Mapping[str, str]) -> Template:
     return tuple(joined)
 
 
-def is_role(node: Node, begin: bool) -> bool:
-    return isinstance(node, Role) and node.begin is begin
-
-
 __all__ = ["VERSION", "ProgramGraph"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -85,7 +86,7 @@ class JsonSession:
             self._send(written({"program": self._id, **message}))
 
 
-class JsonBackend:
+class JsonBackend(ABC):
     """Programs over a channel of JSON messages: subclasses connect it, and call ``receive`` for each message."""
 
     name = "runtime endpoint"
@@ -98,9 +99,9 @@ class JsonBackend:
         session = self._sessions[info.id] = JsonSession(info, emit, self.send, self._forget)
         return session
 
+    @abstractmethod
     def send(self, message: str) -> None:
         """Send a message, in order; never blocks."""
-        raise NotImplementedError
 
     def receive(self, message: str) -> None:
         """A message has come."""

@@ -308,6 +308,11 @@ class Programs:
         tokens = [self._text.after(before + text).tolist() if before + text else [] for text in texts]
         jobs = [(_ids(live.start), tokens)]
         if method.needs_unconditional:
+            if self._engine.tokenizer.bos_id is None:
+                raise InvalidRequest(
+                    "choices_method",
+                    f"={node.method!r}: needs a beginning-of-sequence token, and the model has none; use another method",
+                )
             jobs.append((_ids(self._text.begin()), [self._text.after(text).tolist() if text else [] for text in texts]))
         outputs: dict[int, RequestOutput] = {}
         for at, (prefix, scored) in enumerate(jobs):
@@ -319,10 +324,12 @@ class Programs:
                 if isinstance(delta, BaseException):
                     self._fail(program, live, "error", str(delta))
                 elif delta.output is not None:
+                    outputs[at] = delta.output
                     if delta.output.error is not None:
                         self._fail(program, live, "error", delta.output.error)
-                    outputs[at] = delta.output
-                    if len(outputs) == len(jobs):
+                    elif delta.output.scores is None:
+                        self._fail(program, live, "cancelled", "was aborted")
+                    elif len(outputs) == len(jobs):
                         self._chosen(program, live, node, texts, tokens, outputs)
                 self._run(program)
 

@@ -425,3 +425,12 @@ def test_select_scores_are_sequence_log_probabilities(embedded: Runtime) -> None
                 expected = sum(float(logprobs[at - 1, ids[0, at]]) for at in range(len(prefix), ids.shape[1]))
                 assert abs(expected - total) < 1e-3
         assert meta["confidence"] == max(meta["probabilities"]) and state["city"] in choices
+
+
+def test_a_method_that_the_model_cannot_serve_is_refused_by_name(make_runtime: Make) -> None:
+    @function
+    def body(s: Any) -> None:
+        s += "x" + select("a", ["b", "c"], choices_method="unconditional_likelihood_normalized")
+
+    with pytest.raises(GenerationFailed, match="choices_method='unconditional_likelihood_normalized': needs"):
+        body.run(backend=make_runtime())  # this tokenizer has no beginning-of-sequence token
