@@ -6,14 +6,21 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
 import dataclasses
+import importlib.util
+import itertools
 import os
 import re
 import runpy
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +32,7 @@ from radixrt.cli import COMMANDS, main
 from radixrt.cli.flags import documented_fields
 from radixrt.config import EngineConfig
 from radixrt.request import SamplingParams
+from radixrt.server.config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -41,10 +49,18 @@ EXAMPLES = [
 TYPED_INTO_CHAT = "What is 2 + 2?\n/stats\nAnd 3 + 3?\n/exit\n"
 
 
+SERVED = "http://127.0.0.1:8000"  # where the README's server is
+
+
 class Block(NamedTuple):
     line: int
     language: str
     text: str
+
+    @property
+    def served(self) -> bool:
+        """It is a client of the server."""
+        return SERVED in self.text
 
 
 def blocks(language: str) -> list[Block]:
@@ -75,7 +91,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_readme_has_blocks_of_known_kinds_only() -> None:
     languages = set(re.findall(r"^```(\w+)$", README, re.MULTILINE))
-    assert languages == {"sh", "python", "jsonl", "json", "text"}
+    assert languages == {"sh", "bash", "python", "jsonl", "json", "text"}
     assert len(commands()) >= 8
     assert len(blocks("python")) >= 4
 
@@ -92,7 +108,7 @@ def runtime() -> Iterator[Any]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("block", blocks("python"), ids=ids)
+@pytest.mark.parametrize("block", [block for block in blocks("python") if not block.served], ids=ids)
 def test_python_block(block: Block, here: Path, runtime: Any) -> None:
     code = compile(block.text, f"README.md, line {block.line}", "exec", dont_inherit=True)
     exec(code, {"__name__": "__main__"})
@@ -117,6 +133,106 @@ def test_command(command: str, here: Path, monkeypatch: pytest.MonkeyPatch, capf
         assert out.strip()
     if "--output" in arguments:
         assert len((here / "answers.jsonl").read_text("utf-8").splitlines()) == 3
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+STARTS = [line for block in blocks("bash") if not block.served for line in block.text.splitlines()]
+
+
+@contextlib.contextmanager
+def started(command: str, folder: Path) -> Iterator[str]:
+    """Run a command of the README on a port of its own; gives the address, and sees that SIGTERM ends it well."""
+    from radixrt.model.source import resolve
+
+    (folder / "model.gguf").symlink_to(resolve())
+    program, *arguments = shlex.split(command)
+    launch = ["-m", "radixrt"] if program == "radixrt" else []
+    assert program in ("radixrt", "python")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RADIXRT_API_KEY": ""}
+    line = [sys.executable, *launch, *arguments, "--port", "0", "--max-total-tokens", "8192"]
+    with subprocess.Popen(line, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            said = ""
+            while said[-6:] != "ready\n":
+                text = process.stderr.readline()
+                said += text
+                assert text, said
+            address = re.search(r"address +(\S+)", said)
+            assert address is not None, said
+            with urllib.request.urlopen(f"{address[1]}/health") as answer:
+                assert answer.status == 200
+            yield address[1]
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr.read().endswith("stopped\n")
+        finally:
+            process.kill()
+    assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with started(STARTS[0], tmp_path_factory.mktemp("served")) as address:
+        yield address
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("command", STARTS[1:])
+def test_server_starts(command: str, tmp_path: Path) -> None:
+    with started(command, tmp_path):
+        pass
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("block", [block for block in blocks("bash") if block.served], ids=ids)
+def test_curl(block: Block, server: str) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    command = block.text.replace(SERVED, server).replace("curl ", "curl -sS --fail-with-body ", 1)
+    ran = subprocess.run(["bash", "-euc", command], check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    if "/metrics" in block.text:
+        named = set(re.findall(r"`(radixrt_\w+)`", README))
+        assert len(named) > 12 and named <= set(re.findall(r"^# TYPE (\w+)", ran.stdout, re.MULTILINE))
+    else:
+        assert '"finish_reason":"stop"' in ran.stdout or '"finish_reason":"length"' in ran.stdout
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("block", [block for block in blocks("python") if block.served], ids=ids)
+def test_client(block: Block, server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from lang import default_backend, set_default_backend
+    from lang.loop import LOOP
+
+    for node in ast.parse(block.text).body:
+        if isinstance(node, ast.ImportFrom) and importlib.util.find_spec(str(node.module)) is None:
+            pytest.skip(f"{node.module} is not installed")
+    code = compile(block.text.replace(SERVED, server), f"README.md, line {block.line}", "exec", dont_inherit=True)
+    exec(code, {"__name__": "__main__"})
+    out = capsys.readouterr().out
+    assert out.strip()
+    cached = [[int(figure) for figure in figures] for figures in re.findall(r"(\d+) of (\d+) prompt tokens", out)]
+    for before, after in itertools.pairwise(cached):
+        assert after[0] >= before[1]  # a turn finds all of the one before
+    if "set_default_backend(" in block.text:
+        LOOP.call(default_backend().aclose)
+        set_default_backend(None)
+
+
+def test_the_server_is_shown_with_every_kind_of_client() -> None:
+    text = "".join(block.text for language in ("bash", "python") for block in blocks(language) if block.served)
+    for what in (
+        "curl",
+        "from openai",
+        "from langchain_openai",
+        "from lang ",
+        "json_schema",
+        "/metrics",
+        "cached_tokens",
+    ):
+        assert what in text, what
+    assert [shlex.split(line)[:3] for line in STARTS[:1]] == [["radixrt", "serve"]] and len(STARTS) >= 3
 
 
 class feed:
@@ -195,7 +311,7 @@ def table(cls: type) -> str:
 
 
 def with_tables(readme: str) -> str:
-    for cls in (EngineConfig, SamplingParams):
+    for cls in (EngineConfig, ServerConfig, SamplingParams):
         mark = f"<!-- table: {cls.__name__} -->\n"
         assert mark in readme
         head, rest = readme.split(mark)

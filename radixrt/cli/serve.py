@@ -35,6 +35,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "--seed": ("--random-seed",),
     "--max-queue": ("--max-queued-requests",),
     "--cors-origins": ("--allowed-origins",),
+    "--allowed-hosts": ("--allowed-host",),
+    "--idle-timeout": ("--timeout-keep-alive",),
     "--log-level": ("--uvicorn-log-level",),
     "--chat-template-kwargs": ("--default-chat-template-kwargs",),
 }
@@ -102,7 +104,7 @@ def read(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
         settings["model"] = given
     server = flags.given_flags(args, _SERVER)
     if "api_key" not in server and os.environ.get(_KEY):
-        server["api_key"] = os.environ[_KEY]
+        server["api_key"] = [key.strip() for key in os.environ[_KEY].split(",")]
     EngineConfig.from_kwargs(**settings)
     return ServerConfig.from_kwargs(**server), settings
 

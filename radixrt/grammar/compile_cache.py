@@ -2,15 +2,27 @@
 
 Invariants: for one ``(constraint, tokenizer)`` at most one compilation runs at a time; whatever it raises reaches only the
 requests that asked for it; the cache holds at most ``max_bytes`` by its last count, the least recently used go first (the newest
-stays even if it alone is larger); threads start at the first ``get``. A compilation past its time limit fails those who wait, and
-its thread, which cannot be stopped, is replaced; if it ends after all, its result is kept for the next request.
+stays even if it alone is larger); threads start at the first ``get``.
+
+Slow ones hold up no quick ones (a multilevel feedback queue): a compilation that takes longer than its turn is interrupted and
+begun again later, with a longer turn, behind all that have not had theirs; and one thread takes only what has had no turn::
+
+    level 0   0.1 s each     all threads
+    level 1   1 s each       all but one
+    level 2   the limit      all but one
+
+The last turn ends at the time limit: those who wait get an error. Where the interpreter cannot interrupt (a long call into
+native code), the thread is replaced; if such a compilation ends after all, its result is kept for the next request.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import threading
+import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -26,15 +38,25 @@ if TYPE_CHECKING:
     _Key = tuple[Constraint, Tokenizer]
 
 
+_TURNS = (0.1, 1.0)  # seconds of a compilation's first turns; the last one is as long as the time limit
+_AGAIN = 0.1  # seconds after which one that was interrupted and goes on is interrupted again
+
+
+class _Interrupted(BaseException):
+    """Raised inside a compilation whose turn is over; not an Exception, so that nothing in it takes it for its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompileStats:
-    """Counts since the start (``hits``: found; ``joined``: waited for another's compilation) and what is held now."""
+    """Counts since the start (``hits``: found; ``joined``: waited for another's compilation; ``turns``: cut short, to go on
+    behind quicker ones) and what is held now."""
 
     hits: int = 0
     joined: int = 0
     misses: int = 0
     failures: int = 0
     timeouts: int = 0
+    turns: int = 0
     evictions: int = 0
     entries: int = 0
     bytes: int = 0
@@ -47,7 +69,33 @@ class CompileStats:
 class _Job:
     key: _Key
     futures: list[Future[CompiledConstraint]] = field(default_factory=list)
+    level: int = 0  # turns it has had
+    late: float = 0.0  # seconds that this turn has taken, at its last alarm
     stuck: bool = False
+    alarm: threading.Timer | None = None
+    # under ``aim``, which unlike a Condition is never held by a thread that is interrupted while it takes it:
+    aim: threading.Lock = field(default_factory=threading.Lock)
+    thread: int | None = None  # that may be interrupted
+    interrupted: bool = False
+
+    def interrupt(self) -> None:
+        """Have the thread that compiles stop, as soon as it runs Python."""
+        with self.aim:
+            if self.thread is not None:
+                self.interrupted = True
+                _raise_in(self.thread, _Interrupted)
+
+    def beyond(self) -> None:
+        """From here on the thread is not interrupted; what was sent and has not come yet is taken back."""
+        with self.aim:
+            thread, self.thread = self.thread, None
+            if thread is not None and self.interrupted:
+                _raise_in(thread, None)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 class CompileCache:
@@ -56,7 +104,7 @@ class CompileCache:
     Args:
         max_bytes: memory of the compiled constraints kept, as they report it.
         workers: compilations that run at the same time.
-        time_limit_s: longest compilation, counted from its start.
+        time_limit_s: longest turn of a compilation. turns_s: the shorter ones before it.
         max_waiting: compilations that may wait for a worker. max_stuck: threads past their limit; beyond, new ones are refused.
         compile: how to compile; tests give their own.
     """
@@ -67,6 +115,7 @@ class CompileCache:
         max_bytes: int = 256 << 20,
         workers: int = 2,
         time_limit_s: float = 10.0,
+        turns_s: Sequence[float] = _TURNS,
         max_waiting: int = 1024,
         max_stuck: int = 8,
         compile: Callable[[Constraint, Tokenizer], CompiledConstraint] = compile_constraint,
@@ -77,8 +126,10 @@ class CompileCache:
         self._entries: OrderedDict[_Key, tuple[CompiledConstraint, int]] = OrderedDict()
         self._bytes = 0
         self._jobs: dict[_Key, _Job] = {}  # waiting, running and stuck
-        self._queue: deque[_Job] = deque()
+        self._turns = (*(turn for turn in turns_s if turn < time_limit_s), time_limit_s)
+        self._queues: tuple[deque[_Job], ...] = tuple(deque() for _ in self._turns)  # by the turns they have had
         self._threads = 0  # without the stuck ones
+        self._slow = 0  # of them, those on what has had a turn
         self._idle = 0
         self._stuck = 0
         self._closed = False
@@ -109,7 +160,7 @@ class CompileCache:
                 self._counts,
                 entries=len(self._entries),
                 bytes=self._bytes,
-                waiting=len(self._queue),
+                waiting=self._waiting(),
                 running=self._threads - self._idle,
                 stuck=self._stuck,
             )
@@ -121,8 +172,10 @@ class CompileCache:
             waiting = [future for job in self._jobs.values() for future in job.futures]
             for job in self._jobs.values():
                 job.futures = []
+                job.interrupt()
             self._jobs.clear()
-            self._queue.clear()
+            for queue in self._queues:
+                queue.clear()
             self._entries.clear()
             self._bytes = 0
             self._changed.notify_all()
@@ -151,14 +204,27 @@ class CompileCache:
             raise InvalidRequest(
                 "constraint", f"not compiled: {self._stuck} others are past their time limit; try later"
             )
-        if len(self._queue) >= self._max_waiting:
-            raise InvalidRequest("constraint", f"not compiled: {len(self._queue)} others wait for it; try later")
+        if self._waiting() >= self._max_waiting:
+            raise InvalidRequest("constraint", f"not compiled: {self._waiting()} others wait for it; try later")
         self._count(misses=1)
         job = self._jobs[key] = _Job(key, [future])
-        self._queue.append(job)
-        if len(self._queue) > self._idle and self._threads < self._workers:
+        self._queues[0].append(job)
+        if len(self._queues[0]) > self._idle and self._threads < self._workers:
             self._start_thread()
         self._changed.notify()
+        return None
+
+    def _waiting(self) -> int:
+        return sum(map(len, self._queues))
+
+    def _next(self) -> _Job | None:
+        """What to compile now; of several threads one is kept for what has had no turn."""
+        if self._queues[0]:
+            return self._queues[0].popleft()
+        if self._slow < max(1, self._workers - 1):
+            for queue in self._queues:
+                if queue:
+                    return queue.popleft()
         return None
 
     def _start_thread(self) -> None:
@@ -185,39 +251,59 @@ class CompileCache:
     # -- in a worker
 
     def _work(self) -> None:
+        for name in (
+            "choices",
+            "json_text",
+            "matcher",
+            "regular",
+            "schema",
+            "syntax",
+            "tags",
+        ):  # what a first compilation would import in its turn
+            importlib.import_module(f"radixrt.grammar.{name}")
         while True:
             with self._changed:
                 self._idle += 1
-                while not self._queue and not self._closed:
+                while (job := None if self._closed else self._next()) is None and not self._closed:
                     self._changed.wait()
                 self._idle -= 1
-                if self._closed:
+                if job is None:
                     self._threads -= 1
                     return
-                job = self._queue.popleft()
                 if all(future.cancelled() for future in job.futures):  # nobody wants it any more
                     del self._jobs[job.key]
                     continue
+                self._slow += job.level > 0
             if self._run(job):
                 return
 
     def _run(self, job: _Job) -> bool:
-        """Compile; True if the job got stuck in between, and with it this thread its place."""
-        alarm = threading.Timer(self._time_limit_s, self._expire, [job])
-        alarm.daemon = True
-        alarm.start()
+        """Compile for a turn; True if the job got stuck in between, and with it this thread its place."""
+        level = job.level
         compiled: CompiledConstraint | None = None
         error: BaseException | None = None
         try:
-            compiled = self._compile(*job.key)
+            compiled = self._interruptible(job)
         except BaseException as raised:  # whatever it is belongs to those who asked
             error = raised
-        alarm.cancel()
         with self._changed:
-            if self._jobs.get(job.key) is job:
-                del self._jobs[job.key]
+            if job.alarm is not None:
+                job.alarm.cancel()
+            job.level += 1  # an alarm that rings now comes too late
             if job.stuck:
                 self._stuck -= 1
+            else:
+                self._slow -= level > 0
+            cut = isinstance(error, _Interrupted)
+            if self._jobs.get(job.key) is job:
+                if cut and not job.stuck:
+                    self._count(turns=1)
+                    self._queues[job.level].append(job)
+                else:
+                    del self._jobs[job.key]
+            self._changed.notify()  # a thread may wait for a slow one's place
+            if cut:
+                return job.stuck
             if error is not None:
                 self._count(failures=1)
             elif compiled is not None and not self._closed:
@@ -231,19 +317,43 @@ class CompileCache:
                     future.set_result(compiled)  # type: ignore[arg-type]
         return job.stuck
 
-    def _expire(self, job: _Job) -> None:
+    def _interruptible(self, job: _Job) -> CompiledConstraint:
+        """Compile; ``_Interrupted`` comes out of here or nowhere."""
+        job.late = 0.0
+        self._set_alarm(job, self._turns[job.level])
+        try:
+            job.interrupted, job.thread = False, threading.get_ident()
+            try:
+                return self._compile(*job.key)
+            finally:
+                job.beyond()
+        finally:  # it may have come within the other one
+            job.beyond()
+
+    def _set_alarm(self, job: _Job, seconds: float) -> None:
+        job.alarm = threading.Timer(seconds, self._ring, [job, job.level, time.monotonic()])
+        job.alarm.daemon = True
+        job.alarm.start()
+
+    def _ring(self, job: _Job, level: int, set_at: float) -> None:
+        """A turn is over, or has long been: what is compiled is interrupted until it ends."""
         with self._changed:
-            if self._jobs.get(job.key) is not job:
-                return  # done in the same moment
+            if job.level != level:
+                return  # it ended in the same moment
+            job.interrupt()
+            self._set_alarm(job, _AGAIN)
+            job.late += time.monotonic() - set_at
+            if job.stuck or (level < len(self._turns) - 1 and job.late < self._time_limit_s):
+                return
             job.stuck = True
             self._stuck += 1
             self._threads -= 1
-            if self._queue and not self._closed:
+            self._slow -= level > 0
+            if self._waiting() and not self._closed:
                 self._start_thread()
             futures, job.futures = job.futures, []
             self._count(timeouts=len(futures))
-            error = self._too_slow()
-        _fail(futures, error)
+        _fail(futures, self._too_slow())
 
 
 def _fail(futures: list[Future[CompiledConstraint]], error: BaseException) -> None:

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from radixrt import __version__
 from radixrt.errors import InvalidRequest, nearest, shown
@@ -29,6 +29,7 @@ from radixrt.server import openai
 from radixrt.server.client import EngineClient
 from radixrt.server.config import ServerConfig
 from radixrt.server.errors import Failure, answer, failure_of
+from radixrt.server.hosts import Hosts, is_loopback
 from radixrt.server.limits import Gate, doorman, receive, retry_after
 from radixrt.server.metrics import CONTENT_TYPE, Metrics
 from radixrt.server.native import Native
@@ -53,7 +54,7 @@ class Front:
         active: requests that are being answered, but for ``/health`` and ``/metrics``. draining: no new work is taken.
     """
 
-    def __init__(self, client: EngineClient, config: ServerConfig) -> None:
+    def __init__(self, client: EngineClient, config: ServerConfig, *, local: bool) -> None:
         self.config = config
         self.metrics = Metrics(client, next(iter(config.served_model_names), None))
         self.gate = Gate(client, config, self.metrics)
@@ -62,7 +63,9 @@ class Front:
         self.active = 0
         self.draining = False
         self._idle = asyncio.Event()
-        self._key = None if config.api_key is None else _digest(config.api_key)
+        self._keys = [_digest(key) for key in config.api_key]
+        guarded = config.allowed_hosts or (local and not self._keys)
+        self._hosts = Hosts([config.host, *config.allowed_hosts]) if guarded else None
         self._openapi = json.dumps(description()).encode()
 
     def routes(self) -> list[web.RouteDef]:
@@ -94,9 +97,13 @@ class Front:
     def refusal(self, request: web.Request) -> Failure | None:
         """Why a request is not handled at all."""
         path, origin = request.path, request.headers.get("Origin")
+        called = request.headers.getall("Host", [])
+        if self._hosts is not None and not self._hosts.allow(called):
+            names = ", ".join(map(shown, called))
+            return Failure(403, f"host {names} is not among allowed_hosts", None, "host_not_allowed")
         if origin is not None and not self._allowed(origin, request):
             return Failure(403, f"origin {shown(origin)} is not among cors_origins", None, "origin_not_allowed")
-        if self._key is not None and path not in _OPEN and not self._knows_key(request):
+        if self._keys and path not in _OPEN and not self._knows_key(request):
             return Failure(
                 401, "the API key is missing or wrong: send Authorization: Bearer KEY", None, "invalid_api_key"
             )
@@ -123,8 +130,8 @@ class Front:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             given = request.headers.get("X-Api-Key", "")
-        assert self._key is not None
-        return hmac.compare_digest(_digest(given.strip()), self._key)
+        digest = _digest(given.strip())
+        return sum(hmac.compare_digest(digest, key) for key in self._keys) > 0  # all of them are compared
 
     def cors(self, request: web.Request) -> dict[str, str]:
         origin = request.headers.get("Origin")
@@ -160,14 +167,31 @@ FRONT: web.AppKey[Front] = web.AppKey("front", Front)
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 
 
-def make_app(client: EngineClient, config: ServerConfig | None = None) -> web.Application:
-    """The application on an engine that is ready. Run it with ``handler_cancellation=True``: a client that is gone ends its request."""
-    front = Front(client, config or ServerConfig())
+def make_app(client: EngineClient, config: ServerConfig | None = None, *, local: bool | None = None) -> web.Application:
+    """The application on an engine that is ready. Run it with ``handler_cancellation=True``: a client that is gone ends its request.
+
+    Args:
+        local: only this machine reaches it; nothing: where ``host`` is a loopback address.
+    """
+    config = config or ServerConfig()
+    front = Front(client, config, local=is_loopback(config.host.lower()) if local is None else local)
     app = web.Application(middlewares=[_doors(front)], client_max_size=front.config.max_body_bytes)
     app[FRONT] = front
-    app.add_routes(front.routes())
+    routes = front.routes()
+    app.add_routes(web.RouteDef(r.method, r.path, r.handler, {**r.kwargs, "expect_handler": _expect}) for r in routes)
     app.on_response_prepare.append(_headers(front))
     return app
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """Judge an ``Expect`` header: aiohttp asks before the doors, and would answer in plain text."""
+    expected = request.headers.get("Expect", "")
+    if expected.lower() != "100-continue":
+        return _failed(Failure(417, f"expect={shown(expected)}: must be 100-continue", None, "expectation_failed"))
+    if request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # nothing of the answer was sent yet
+    return None
 
 
 def _doors(front: Front) -> Any:
@@ -308,7 +332,7 @@ async def serve(
     """
     logging.getLogger("radixrt").setLevel(config.log_level.upper())
     listening = _bind(config)
-    address = _address(listening)
+    address, local = _address(listening), is_loopback(listening.getsockname()[0])
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -334,9 +358,14 @@ async def serve(
         try:
             say(f"radixrt {__version__}: loading the model")
             await client.start()
-            app = make_app(client, config)
+            app = make_app(client, config, local=local)
             runner = web.AppRunner(
-                app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2, auto_decompress=False
+                app,
+                handler_cancellation=True,
+                access_log=None,
+                shutdown_timeout=0.2,
+                auto_decompress=False,
+                keepalive_timeout=config.idle_timeout,
             )
             await runner.setup()
             assert runner.server is not None
@@ -344,7 +373,7 @@ async def serve(
                 doorman(runner.server, config.max_connections, config.receive_timeout), sock=listening, backlog=_BACKLOG
             )
             stack.callback(server.close)
-            for line in lines(client, config, address):
+            for line in lines(client, config, address, local=local):
                 say(line)
             loaded = True
             if ready is not None:
@@ -361,15 +390,17 @@ async def serve(
             if runner is not None:
                 await runner.cleanup()
             await client.close()
+            if not loaded and sys.stderr.isatty():
+                say("\x1b[?25h")  # a bar that was cut short has left the cursor hidden
         say("stopped" if finished else "stopped before all requests were finished")
     return 0
 
 
-def lines(client: EngineClient, config: ServerConfig, address: str) -> list[str]:
+def lines(client: EngineClient, config: ServerConfig, address: str, *, local: bool) -> list[str]:
     """What was decided, in plain words."""
     info = client.info
     names = ", ".join(config.served_model_names) or info.model
-    key = "an API key is asked for" if config.api_key is not None else "no API key is asked for"
+    key = "an API key is asked for" if config.api_key else "no API key is asked for"
     found = [
         f"  model    {info.model}" + (f", served as {names}" if names != info.model else ""),
         f"  dtype    {info.dtype} on {info.device}",
@@ -378,7 +409,7 @@ def lines(client: EngineClient, config: ServerConfig, address: str) -> list[str]
         f"  engine   {'in this process' if config.in_process else 'in a process of its own'}",
         f"  address  {address} (OpenAI's API: {address}/v1); {key}",
     ]
-    if config.api_key is None and not config.host.startswith("127.") and config.host not in ("localhost", "::1"):
+    if not config.api_key and not local:
         found.append("  warning  everybody who reaches this address can use the server: set --api-key")
     return [*found, "ready"]
 
@@ -394,10 +425,10 @@ def _client(config: ServerConfig, settings: Mapping[str, Any]) -> EngineClient:
         from radixrt.engine.async_engine import AsyncEngine
         from radixrt.server.local import LocalClient
 
-        return LocalClient(AsyncEngine(**settings))
+        return LocalClient(AsyncEngine(**settings, progress=True))
     from radixrt.server.process import ProcessClient
 
-    return ProcessClient(dict(settings))
+    return ProcessClient(dict(settings), progress=True)
 
 
 def _bind(config: ServerConfig) -> socket.socket:

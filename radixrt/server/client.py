@@ -6,7 +6,7 @@ that died raises ``EngineDied``; closing or cancelling a stream aborts its reque
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,8 +75,8 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         deltas: bool = True,
-    ) -> AsyncIterator[OutputDelta]:
-        """The deltas of a request; the last one carries the whole output. ``deltas=False``: only that last one."""
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """The deltas of a request; the last one carries the whole output. ``deltas=False``: only that last one. Use it with ``aclosing``."""
 
     async def score(
         self, prefix: Sequence[int], choices: Sequence[Sequence[int]], *, request_id: str, cache_salt: str = ""

@@ -1,6 +1,6 @@
 """ServerConfig owns every setting of the HTTP front; command-line flags are generated from its fields.
 
-Invariants: frozen, validated on construction, no other module keeps a default of its own; the API key is in no text made of it.
+Invariants: frozen, validated on construction, no other module keeps a default of its own; an API key is in no text made of it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from radixrt.checks import FrozenMapping, flag, integer, number, strings
 from radixrt.engine.protocol import MAX_MESSAGE
 from radixrt.errors import InvalidRequest, shown, unknown_field
+from radixrt.server.hosts import named
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 UNKNOWN_FIELDS = ("refuse", "warn")
@@ -30,8 +31,13 @@ class ServerConfig:
 
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0: every address of this machine")
     port: int = _setting(8000, "port to listen on; 0: any that is free")
-    api_key: str | None = _setting(
-        None, "key that every route but /health asks for; the variable RADIXRT_API_KEY sets it too", secret=True
+    api_key: Sequence[str] = _setting(
+        (), "key that every route but /health asks for; the variable RADIXRT_API_KEY sets keys too: A,B", secret=True
+    )
+    allowed_hosts: Sequence[str] = _setting(
+        (),
+        "name by which the server may be called, '*': any; nothing: where only this machine reaches it and no key is set, "
+        "localhost and loopback addresses (what a page of another site makes of its own name is refused), else any",
     )
     served_model_name: Sequence[str] = _setting((), "name of the model in the API, nothing: its own")
     chat_template_kwargs: str = _setting("{}", "JSON object of values that every chat's template gets")
@@ -48,6 +54,12 @@ class ServerConfig:
     queue_timeout: float = _setting(600.0, "a request that has no token after this is ended with 503")
     receive_timeout: float = _setting(
         60.0, "a request whose head or body is not all there after this is ended with 408"
+    )
+    idle_timeout: float = _setting(
+        75.0, "a connection is closed when the head of its next request is not there after this"
+    )
+    stream_keepalive: float = _setting(
+        15.0, "a stream that has said nothing for this long sends a comment, so that no proxy takes it for dead"
     )
     max_websockets: int = _setting(1024, "most open WebSockets")
     max_message: int = _setting(MAX_MESSAGE, "most characters of a message on a WebSocket")
@@ -76,7 +88,14 @@ class ServerConfig:
             ("max_unsent", 1024, _MOST),
         ):
             put(name, integer(name, getattr(self, name), low, high))
-        for name in ("queue_timeout", "receive_timeout", "websocket_idle", "health_timeout"):
+        for name in (
+            "queue_timeout",
+            "receive_timeout",
+            "idle_timeout",
+            "stream_keepalive",
+            "websocket_idle",
+            "health_timeout",
+        ):
             put(name, number(name, getattr(self, name), 0.0, _LONGEST, above=True))
         put("drain_seconds", number("drain_seconds", self.drain_seconds, 0.0, _LONGEST))
         for name in ("access_log", "in_process"):
@@ -86,11 +105,14 @@ class ServerConfig:
                 raise InvalidRequest(name, f"={shown(getattr(self, name))}: must be one of {', '.join(valid)}")
         if not isinstance(self.host, str) or not self.host.strip() or "\0" in self.host:
             raise InvalidRequest("host", f"={shown(self.host)}: must be an address or a name of this machine")
-        key = self.api_key
-        if key is not None and (not isinstance(key, str) or not key or not key.isascii() or not key.isprintable()):
-            raise InvalidRequest("api_key", " must be one or more printable ASCII characters")  # and is not shown
-        for name in ("served_model_name", "cors_origins"):
+        put("api_key", _keys(self.api_key))
+        for name in ("allowed_hosts", "served_model_name", "cors_origins"):
             put(name, strings(name, getattr(self, name)))
+        for host in self.allowed_hosts:
+            if host != "*" and named(host) != host.lower():
+                raise InvalidRequest(
+                    "allowed_hosts", f" has {shown(host)}: must be a name or an address, without port, or *"
+                )
         for origin in self.cors_origins:
             if origin != "*" and not origin.startswith(("http://", "https://")) and origin != "null":
                 raise InvalidRequest("cors_origins", f" has {shown(origin)}: must be https://host, http://host or *")
@@ -110,7 +132,7 @@ class ServerConfig:
         """Every setting but the secret ones, of which it says whether they are set."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         secret = {item.name for item in fields(self) if item.metadata["secret"]}
-        return {name: value is not None if name in secret else value for name, value in values.items()}
+        return {name: bool(value) if name in secret else value for name, value in values.items()}
 
     @classmethod
     def from_kwargs(cls, **settings: Any) -> ServerConfig:
@@ -120,6 +142,15 @@ class ServerConfig:
             if name not in valid:
                 raise unknown_field("ServerConfig", name, valid)
         return cls(**settings)
+
+
+def _keys(given: Any) -> tuple[str, ...]:
+    """API keys, of which an error shows nothing."""
+    keys = (given,) if isinstance(given, str) else given if isinstance(given, (list, tuple)) else (None,)
+    for key in keys:
+        if not isinstance(key, str) or not key.strip() or not key.isascii() or not key.isprintable():
+            raise InvalidRequest("api_key", " must be one or more printable ASCII characters, or a list of such keys")
+    return tuple(keys)
 
 
 def _object(name: str, text: Any) -> dict[str, Any]:

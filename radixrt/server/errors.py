@@ -5,12 +5,12 @@ Invariants: every error that leaves the server is made here; none holds a stack 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from radixrt.errors import EngineClosed, InvalidRequest, ModelError
@@ -65,7 +65,7 @@ def answer(failure: Failure, *, headers: Mapping[str, str] | None = None) -> web
         headers = {"Retry-After": "1", **(headers or {})}
     return web.Response(
         status=failure.status,
-        body=msgspec.json.encode(failure.body),
+        body=json.dumps(failure.body).encode(),  # a half character of a name or value comes back escaped
         content_type="application/json",
         headers=headers,
     )

@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from os import fspath
@@ -48,7 +48,7 @@ def info_of(engine: Engine) -> EngineInfo:
         vocab_size=model.vocab_size,
         pool_tokens=model.pool_tokens,
         dtype=model.dtype,
-        device=str(engine._runner.ops.device),
+        device=model.device,
         settings=settings,
     )
 
@@ -122,7 +122,7 @@ class LocalClient:
         priority: int = 0,
         cache_salt: str = "",
         deltas: bool = True,
-    ) -> AsyncIterator[OutputDelta]:
+    ) -> AsyncGenerator[OutputDelta, None]:
         items = self._engine.stream(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
         try:
             with self._told():
@@ -130,7 +130,7 @@ class LocalClient:
                     if deltas or delta.output is not None:
                         yield delta
         finally:
-            await items.aclose()  # type: ignore[attr-defined]
+            await items.aclose()
 
     async def score(
         self, prefix: Sequence[int], choices: Sequence[Sequence[int]], *, request_id: str, cache_salt: str = ""

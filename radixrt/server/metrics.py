@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -70,6 +71,28 @@ _COUNTERS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 )
 
 
+class _Usage(msgspec.Struct):
+    generated_tokens: int = 0
+    queue_time: float = 0.0
+    prefill_time: float = 0.0
+    decode_time: float = 0.0
+
+
+class _Output(msgspec.Struct):
+    finish_reason: str
+
+
+class _Done(msgspec.Struct):
+    """What is measured of a program's message; see ``radixrt.engine.protocol``."""
+
+    event: str
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+    outputs: list[_Output] = []  # msgspec copies it
+
+
+_DONE = msgspec.json.Decoder(_Done)
+
+
 class Histogram:
     """Counts of values up to each bound; a value costs one bisection."""
 
@@ -106,6 +129,36 @@ class Metrics:
         self.answers: Counter[tuple[str, str, int]] = Counter()  # by route, method, status
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_Source(self))
+
+    # ---- generations of programs, measured in the engine
+
+    def measuring(self, receive: Callable[[str], None]) -> Callable[[str], None]:
+        """``receive`` for messages of programs, whose generations count as those of requests do."""
+
+        def hear(message: str) -> None:
+            receive(message)
+            self._program(message)
+
+        return hear
+
+    def _program(self, message: str) -> None:
+        try:
+            done = _DONE.decode(message)
+        except msgspec.DecodeError:
+            return
+        usage, samples = done.usage, len(done.outputs)
+        if done.event != "done" or not usage.generated_tokens or not samples:
+            return
+        first = usage.queue_time + usage.prefill_time
+        self.first_token.observe(first)
+        self.end_to_end.observe(first + usage.decode_time)
+        more = usage.generated_tokens - samples
+        if more > 0:
+            self.inter_token.observe(usage.decode_time * samples / more, more)
+        for output in done.outputs:
+            self.finished[output.finish_reason] += 1
+
+    # ---- what is told
 
     async def text(self, timeout: float = 10.0) -> bytes:
         """What ``GET /metrics`` answers; an engine that does not say anything in time is down, and its totals are left out."""

@@ -11,9 +11,10 @@ import json
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -29,6 +30,9 @@ from radixrt.server.config import ServerConfig
 from radixrt.server.errors import Failure, RequestFailed, UnknownField, failure_of
 from radixrt.server.limits import Gate, check_fields, read_object
 from radixrt.server.openai_requests import CHARS_PER_TOKEN
+from radixrt.server.streams import DONE, EventStream, merged
+
+T = TypeVar("T")
 
 GENERATE = (
     "text",
@@ -59,7 +63,6 @@ _PLAIN = tuple(
 )
 SAMPLING = (*_PLAIN, *_RENAMED, *_CONSTRAINTS, "spaces_between_special_tokens")
 _LEAST = -9999.0  # JSON has no infinity
-_EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +107,10 @@ class Native:
         if not isinstance(salt, str) or len(salt) > 1024:
             raise InvalidRequest("cache_salt", f"={shown(salt)}: must be a string of at most 1024 characters")
         if flag("stream", data.get("stream", False)):
-            return await self._stream(request, asked, single, priority, salt, headers)
-        tasks = [asyncio.ensure_future(self._answer(one, priority, salt)) for one in asked]
-        try:
-            answers = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            sources = [self._events(one, priority, salt) for one in asked]
+            async with EventStream(request, headers, self._config.stream_keepalive) as events:
+                return await self._stream(events, asked, single, sources)
+        answers = await _together([self._answer(one, priority, salt) for one in asked])
         flat = [one for answer in answers for one in answer]
         return _json(flat[0] if single and len(flat) == 1 else flat, headers)
 
@@ -218,64 +217,47 @@ class Native:
         began = time.perf_counter()
         output: RequestOutput | None = None
         stream = self._gate.stream(one.prompt, one.params, request_id=uuid.uuid4().hex, priority=priority, cache_salt=salt, deltas=False)  # fmt: skip
-        async for delta in stream:
-            output = delta.output or output
+        async with aclosing(stream):
+            async for delta in stream:
+                output = delta.output or output
         if output is None or (output.error is not None):
             problem = "the request ended without an answer" if output is None else str(output.error)
             raise RequestFailed(Failure(500, problem, None, "request_failed"))
         return [self._sample(one, output, sample, time.perf_counter() - began) for sample in output.samples]
 
     async def _stream(
-        self,
-        request: web.Request,
-        asked: list[Asked],
-        single: bool,
-        priority: int,
-        salt: str,
-        headers: dict[str, str],
+        self, events: EventStream, asked: list[Asked], single: bool, sources: list[AsyncGenerator[dict[str, Any], None]]
     ) -> web.StreamResponse:
-        """Each event holds the whole text so far, as SGLang's do."""
-        response = web.StreamResponse(headers={**_EVENT_STREAM, **headers})
-        merged = _merged([self._events(one, priority, salt) for one in asked])
-        failed: BaseException | None = None
-        try:
+        """Each event holds the whole text so far, as SGLang's do; what goes wrong before the first one is raised."""
+        last = DONE
+        async with aclosing(merged(sources)) as told:
             try:
-                async for which, event in merged:
-                    if not response.prepared:  # what is refused before anything was said has a status of its own
-                        await response.prepare(request)
+                async for which, event in told:
                     if not single or asked[which].params.n > 1:
                         event["index"] = which * asked[which].params.n + event["index"]
                     else:
                         del event["index"]
-                    await response.write(b"data: " + _bytes(event) + b"\n\n")
-            except (RadixrtError, RequestFailed) as error:
-                if not response.prepared:
+                    await events.write(_event(event))
+            except ConnectionResetError:
+                raise
+            except Exception as error:
+                if not events.begun:
                     raise
-                failed = error
-        finally:
-            await merged.aclose()
-        if not response.prepared:
-            await response.prepare(request)
-        if failed is not None:
-            await response.write(b"data: " + _bytes(failure_of(failed).body) + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
+                last = _event(failure_of(error).body) + DONE
+        return await events.end(last)
 
-    async def _events(self, one: Asked, priority: int, salt: str) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, one: Asked, priority: int, salt: str) -> AsyncGenerator[dict[str, Any], None]:
         began = time.perf_counter()
         so_far: dict[int, _SoFar] = {}
         stream = self._gate.stream(one.prompt, one.params, request_id=uuid.uuid4().hex, priority=priority, cache_salt=salt)  # fmt: skip
-        try:
+        async with aclosing(stream):
             async for delta in stream:
                 if delta.output is not None:
                     if delta.output.error is not None:
                         raise RequestFailed(Failure(500, delta.output.error, None, "request_failed"))
+                    seconds = time.perf_counter() - began
                     for sample in delta.output.samples:
-                        yield {
-                            **self._sample(one, delta.output, sample, time.perf_counter() - began),
-                            "index": sample.index,
-                        }
+                        yield {**self._sample(one, delta.output, sample, seconds), "index": sample.index}
                 elif delta.text or delta.token_ids:
                     told = so_far.setdefault(delta.index, _SoFar())
                     told.add(delta)
@@ -292,8 +274,6 @@ class Native:
                         "meta_info": meta,
                         "index": delta.index,
                     }
-        finally:
-            await stream.aclose()  # type: ignore[attr-defined]
 
     def _sample(self, one: Asked, output: RequestOutput, sample: SampleOutput, seconds: float) -> dict[str, Any]:
         reason: dict[str, Any] = {"type": str(sample.finish_reason)}
@@ -418,11 +398,12 @@ class Native:
             self._text = ProgramText(self._gate.tokenizer)
         text = self._text
         tokens = tuple(tuple(text.after(choice).tolist()) if choice else () for choice in choices)
-        jobs = [self._gate.score(prefix.tolist(), tokens, request_id=uuid.uuid4().hex, cache_salt=salt)]
+        prefixes = [prefix.tolist()]
         if method.needs_unconditional:
-            begin = text.begin().tokens().tolist()
-            jobs.append(self._gate.score(begin, tokens, request_id=uuid.uuid4().hex, cache_salt=salt))
-        outputs = await asyncio.gather(*jobs)
+            prefixes.append(text.begin().tokens().tolist())
+        outputs = await _together(
+            [self._gate.score(one, tokens, request_id=uuid.uuid4().hex, cache_salt=salt) for one in prefixes]
+        )
         for output in outputs:
             if output.scores is None:
                 raise RequestFailed(Failure(500, output.error or "was aborted", None, "request_failed"))
@@ -464,6 +445,7 @@ class Native:
                 "dtype": info.dtype,
                 "device": info.device,
                 **await self._gate.stats(),
+                "tasks": len(asyncio.all_tasks()),  # of the front
                 "engine": {name: _shown(value) for name, value in info.settings.items()},
                 "server": self._config.shown(),
             }
@@ -500,37 +482,11 @@ class _SoFar:
         self.logprobs += delta.logprobs
 
 
-async def _merged(sources: list[AsyncIterator[dict[str, Any]]]) -> Any:
-    """The events of several sources as they come, each with its source's number; an error of one ends all."""
-    if len(sources) == 1:
-        try:
-            async for event in sources[0]:
-                yield 0, event
-        finally:
-            await sources[0].aclose()  # type: ignore[attr-defined]
-        return
-    ready: asyncio.Queue[tuple[int, dict[str, Any] | BaseException | None]] = asyncio.Queue(64)
-
-    async def pump(which: int) -> None:
-        try:
-            async for event in sources[which]:
-                await ready.put((which, event))
-        except Exception as error:
-            await ready.put((which, error))
-        else:
-            await ready.put((which, None))
-
-    tasks = [asyncio.ensure_future(pump(which)) for which in range(len(sources))]
+async def _together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all of them give; whatever ends one of them ends all."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
-        left = len(tasks)
-        while left:
-            which, item = await ready.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield which, item
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -577,6 +533,10 @@ def _warning(unknown: Sequence[str]) -> dict[str, str]:
 def _bytes(value: Any) -> bytes:
     """JSON that any client can read: halves of characters stay escaped."""
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + _bytes(value) + b"\n\n"
 
 
 def _json(value: Any, headers: Mapping[str, str] | None = None) -> web.Response:

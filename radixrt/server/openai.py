@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -22,10 +22,11 @@ from radixrt.request import FinishReason, OutputDelta, RequestOutput
 from radixrt.server.client import EngineClient
 from radixrt.server.errors import Failure, RequestFailed, answer, error_response, failure_of
 from radixrt.server.openai_requests import Job, Rules, read_body, read_chat, read_completion, tokens_of
-from radixrt.server.openai_responses import DONE, Answer, event
+from radixrt.server.openai_responses import Answer, event
+from radixrt.server.streams import DONE, EventStream, merged
 
 _SMALL = 16_384  # bytes or characters: more is read and tokenized off the event loop
-_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_KEEPALIVE = 15.0  # seconds
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Read = Callable[[Mapping[str, Any], Rules], Job]
@@ -36,9 +37,10 @@ def routes(client: EngineClient, config: Any) -> list[web.RouteDef]:
 
     Args:
         config: has ``served_model_names`` (none: the model's own), ``default_chat_template_kwargs``, ``max_batch`` (most prompts in
-            one request) and ``unknown_fields``: ``"refuse"`` or ``"warn"``; what is not there has its default.
+            one request), ``unknown_fields``: ``"refuse"`` or ``"warn"``, and ``stream_keepalive``; what is not there has its default.
     """
     created = int(time.time())
+    keepalive: float = getattr(config, "stream_keepalive", _KEEPALIVE)
 
     def rules() -> Rules:
         return Rules(
@@ -69,7 +71,7 @@ def routes(client: EngineClient, config: Any) -> list[web.RouteDef]:
 
     async def handle(read: Read, prefix: str, request: web.Request) -> web.StreamResponse:
         try:
-            return await _answer(client, rules(), read, prefix, request)
+            return await _answer(client, rules(), read, prefix, request, keepalive)
         except (asyncio.CancelledError, ConnectionResetError):
             raise
         except web.HTTPException as error:
@@ -88,7 +90,7 @@ def routes(client: EngineClient, config: Any) -> list[web.RouteDef]:
 
 
 async def _answer(
-    client: EngineClient, rules: Rules, read: Read, prefix: str, request: web.Request
+    client: EngineClient, rules: Rules, read: Read, prefix: str, request: web.Request, keepalive: float
 ) -> web.StreamResponse:
     if request.content_type != "application/json":
         # also what keeps pages of other sites from asking a server on this machine: a browser would have to ask first
@@ -103,7 +105,8 @@ async def _answer(
     try:
         async with aclosing(deltas):
             if job.stream:
-                return await _stream(request, made, deltas, len(prompts), headers)
+                async with EventStream(request, headers, keepalive) as events:
+                    return await _stream(events, made, deltas, len(prompts))
             outputs: list[RequestOutput | None] = [None] * len(prompts)
             async for at, delta in deltas:
                 if delta.output is not None:
@@ -114,15 +117,10 @@ async def _answer(
 
 
 async def _stream(
-    request: web.Request,
-    made: Answer,
-    deltas: AsyncIterator[tuple[int, OutputDelta]],
-    prompts: int,
-    headers: Mapping[str, str],
+    events: EventStream, made: Answer, deltas: AsyncGenerator[tuple[int, OutputDelta], None], prompts: int
 ) -> web.StreamResponse:
-    """Server-sent events; the headers go out with the first delta, so that a refusal can still be an answer of its own."""
+    """Tell the deltas; what goes wrong before the first event is raised."""
     n = made.job.params.n
-    response: web.StreamResponse | None = None
     outputs: list[RequestOutput | None] = [None] * prompts
     offsets = [made.offsets(i // n) for i in range(prompts * n)] if made.job.params.logprobs is not None else []
     opened = [False] * (prompts * n)
@@ -138,88 +136,38 @@ async def _stream(
                 opened[choice] = True
                 data = made.opening(choice, at)
             data += made.piece(choice, delta, offsets[choice] if offsets else None)
-            if response is None:
-                response = web.StreamResponse(headers={**_HEADERS, **headers})
-                await response.prepare(request)
             if data:
-                await response.write(data)
+                await events.write(data)
             if delta.output is not None:
                 outputs[at] = _finished(delta.output)
         last = made.closing([output for output in outputs if output is not None]) + DONE
     except ConnectionResetError:
         raise
     except Exception as error:
-        if response is None:
+        if not events.begun:
             raise
         problem = made.job.renamed(error) if isinstance(error, InvalidRequest) else error
         last = event(failure_of(problem).body) + DONE
-    assert response is not None  # a request has at least one delta
-    await response.write(last)
-    await response.write_eof()
-    return response
+    return await events.end(last)
 
 
-async def _deltas(
+def _deltas(
     client: EngineClient, job: Job, prompts: Sequence[Sequence[int]], name: str
 ) -> AsyncGenerator[tuple[int, OutputDelta], None]:
     """The deltas of all prompts as they come, with the prompt's number."""
-
-    def begin(at: int) -> AsyncIterator[OutputDelta]:
-        return client.stream(
-            prompts[at],
-            job.params,
-            request_id=name if len(prompts) == 1 else f"{name}-{at}",
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            deltas=job.stream,
-        )
-
-    if len(prompts) == 1:
-        async with _closing(begin(0)) as only:
-            async for delta in only:
-                yield 0, delta
-        return
-    found: asyncio.Queue[tuple[int, OutputDelta | Exception | None]] = asyncio.Queue()
-
-    async def follow(at: int) -> None:
-        try:
-            async with _closing(begin(at)) as deltas:
-                async for delta in deltas:
-                    found.put_nowait((at, delta))
-            found.put_nowait((at, None))
-        except Exception as error:
-            found.put_nowait((at, error))
-
-    tasks = [asyncio.ensure_future(follow(at)) for at in range(len(prompts))]
-    try:
-        running = len(tasks)
-        while running:
-            at, item = await found.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield at, item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _closing:
-    """Closes an iterator at the end, where it can be closed."""
-
-    def __init__(self, deltas: AsyncIterator[OutputDelta]) -> None:
-        self._deltas = deltas
-
-    async def __aenter__(self) -> AsyncIterator[OutputDelta]:
-        return self._deltas
-
-    async def __aexit__(self, *_: object) -> None:
-        close = getattr(self._deltas, "aclose", None)
-        if close is not None:
-            await close()
+    return merged(
+        [
+            client.stream(
+                prompt,
+                job.params,
+                request_id=name if len(prompts) == 1 else f"{name}-{at}",
+                priority=job.priority,
+                cache_salt=job.cache_salt,
+                deltas=job.stream,
+            )
+            for at, prompt in enumerate(prompts)
+        ]
+    )
 
 
 def _finished(output: RequestOutput) -> RequestOutput:

@@ -17,7 +17,6 @@ from radixrt.model.tokenizer import Tokenizer
 from radixrt.request import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, TokenLogprob
 from radixrt.server.openai_requests import Job
 
-DONE = b"data: [DONE]\n\n"
 _LEAST = -9999.0  # JSON has no infinity
 
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -405,7 +405,7 @@ class ProcessClient:
         priority: int = 0,
         cache_salt: str = "",
         deltas: bool = True,
-    ) -> AsyncIterator[OutputDelta]:
+    ) -> AsyncGenerator[OutputDelta, None]:
         link = self._running()
         body = pack("prompt", prompt, params_out(params), priority, cache_salt)
         items: asyncio.Queue[Any] = asyncio.Queue()

@@ -1,7 +1,7 @@
 """Programs over HTTP: a WebSocket for programs that grow as they run, and a route for a graph that is whole.
 
 Invariants: the messages are those of ``radixrt.engine.protocol``, handed on as they are; a connection that is gone has closed its link, and
-with it all its programs; what waits for a slow reader is bounded.
+with it all its programs; what waits for a slow reader is bounded, and so is what waits for a busy engine: its sender waits, too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from radixrt.server.metrics import Metrics
 RUN = ("version", "nodes", "name", "cache_salt", "stream")  # fields of POST /v1/programs
 _SMALL = 65_536  # characters: a message that opens or closes a program is no longer
 _FAREWELL = 5.0  # seconds that a connection which ends may take over its last messages
+_OVERHEAD = 100  # what a message costs beside its characters
+_AHEAD = 1 << 20  # characters that a connection may say before the engine has taken them
 _BEAT = 30.0  # seconds between pings; a peer that does not answer is gone
 
 
@@ -109,6 +111,10 @@ class Programs:
                     await answer.write(f"data: {written(event)}\n\n".encode())
                 else:
                     events.append(event)
+        except ConnectionResetError:  # the client is gone
+            if answer is None:
+                raise
+            return answer
         finally:
             link.close()
         if answer is None:
@@ -127,6 +133,7 @@ class _Connection:
         self._socket, self._transport, self._gate, self._config = socket, transport, gate, config
         self._unsent: deque[str] = deque()
         self._characters = 0
+        self._ahead = 0  # characters that the engine was sent since it last answered
         self._wake = asyncio.Event()
         self._programs: set[str] = set()  # that the client has opened and not closed
         self._heard = time.monotonic()  # when the last message came or went
@@ -175,6 +182,10 @@ class _Connection:
             if self._admits(message.data):
                 try:
                     link.send(message.data)
+                    self._ahead += len(message.data) + _OVERHEAD
+                    if self._ahead > _AHEAD:
+                        await self._gate.stats()  # is answered when all before it was taken
+                        self._ahead = 0
                 except (EngineDied, EngineClosed) as error:
                     self._tell(written({"event": "error", "program": None, "error": str(error)}))
                     self._end(WSCloseCode.INTERNAL_ERROR, "the engine has died")

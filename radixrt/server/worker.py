@@ -246,6 +246,7 @@ class Worker:
             if call.what == "stats":
                 value = stats_of(engine, self._programs)
             elif call.what == "flush":
+                engine.check_integrity()  # rarely asked, and the figures alone do not show a page that is held twice
                 value = engine.flush_cache()
             elif call.what == "abort":
                 value = engine.abort(call.argument)

@@ -73,7 +73,7 @@ def test_engine_settings_by_the_names_of_other_servers(line: str, expected: dict
 
 SERVER: list[tuple[str, dict[str, Any]]] = [
     ("--host 0.0.0.0 --port 30000", {"host": "0.0.0.0", "port": 30000}),
-    ("--api-key k", {"api_key": "k"}),
+    ("--api-key k", {"api_key": ("k",)}),
     ("--served-model-name a --served-model-name b", {"served_model_name": ("a", "b")}),
     ("--cors-origins https://a.example", {"cors_origins": ("https://a.example",)}),
     ("--allowed-origins *", {"cors_origins": ("*",)}),
@@ -118,8 +118,15 @@ def test_what_is_refused(line: str, says: str, capsys: pytest.CaptureFixture[str
 
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RADIXRT_API_KEY", "from-env")
-    assert read()[0].api_key == "from-env"
-    assert read("--api-key", "k")[0].api_key == "k"
+    assert read()[0].api_key == ("from-env",)
+    assert read("--api-key", "k", "--api-key", "l")[0].api_key == ("k", "l")
+    monkeypatch.setenv("RADIXRT_API_KEY", "one, two")
+    assert read()[0].api_key == ("one", "two")
+    monkeypatch.setenv("RADIXRT_API_KEY", "one,")
+    with pytest.raises(InvalidRequest, match="api_key"):  # an empty key would let everybody in
+        read()
+    monkeypatch.delenv("RADIXRT_API_KEY")
+    assert read()[0].api_key == ()
     with pytest.raises(InvalidRequest) as refused:
         read("--api-key", "secret\nkey")
     assert "secret" not in str(refused.value)

@@ -9,14 +9,11 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from lang import default_backend, set_default_backend
-from lang.loop import LOOP
 from radixrt import SamplingParams
 from radixrt.errors import InvalidRequest
 from radixrt.server.app import FRONT, serve
@@ -24,7 +21,7 @@ from radixrt.server.client import EngineDied
 from radixrt.server.config import ServerConfig
 from radixrt.server.limits import Gate
 from radixrt.server.metrics import Metrics
-from tests.server.stand import KEY, Stand, error_of, reachable, served, until
+from tests.server.stand import KEY, Stand, error_of, served, until
 
 # ---- doors
 
@@ -55,6 +52,75 @@ async def test_the_key_is_nowhere(caplog: pytest.LogCaptureFixture) -> None:
         for path in ("/server_info", "/metrics", "/openapi.json", "/nothing"):
             assert KEY not in await (await client.get(path, headers=headers)).text()
     assert KEY not in caplog.text
+
+
+async def test_each_of_several_keys_is_a_key() -> None:
+    keys = ["first-key", "second-key", "third,key"]
+    async with served(Stand(), api_key=keys) as client:
+        for key in keys:
+            assert (await client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).status == 200
+        for wrong in ("", "first", "first-keysecond-key", "first-key,second-key", "FIRST-KEY"):
+            answer = await client.get("/v1/models", headers={"Authorization": f"Bearer {wrong}"})
+            assert answer.status == 401 and "-key" not in await answer.text()
+
+
+@pytest.mark.parametrize("keys", ["", " ", ["a-secret", ""], ["a-secret", None], ["a-secret", "ü"], [b"a-secret"], 3, {"a-secret": 1}])  # fmt: skip
+def test_what_is_no_key_is_refused_and_not_shown(keys: Any) -> None:
+    with pytest.raises(InvalidRequest, match="^api_key must be") as refused:
+        ServerConfig(api_key=keys)
+    assert "secret" not in str(refused.value)
+
+
+HOSTS: list[tuple[dict[str, Any], str, bool]] = [
+    ({}, "127.0.0.1:8000", True),
+    ({}, "127.8.9.1", True),
+    ({}, "localhost", True),
+    ({}, "LocalHost.:8000", True),
+    ({}, "a.localhost:80", True),
+    ({}, "[::1]:8000", True),
+    ({}, "evil.example", False),
+    ({}, "evil.example:8000", False),
+    ({}, "localhost.evil.example", False),
+    ({}, "evil-localhost", False),
+    ({}, "127.0.0.1.evil.example", False),
+    ({}, "localhost@evil.example", False),
+    ({}, "evil.example/localhost", False),
+    ({}, "0.0.0.0:8000", False),
+    ({}, "192.168.1.2", False),
+    ({}, "[::2]", False),
+    ({}, "", False),
+    ({"host": "::1"}, "evil.example", False),
+    ({"host": "localhost"}, "evil.example", False),
+    ({"allowed_hosts": ["box.example", "fe80::1"]}, "Box.Example:80", True),
+    ({"allowed_hosts": ["box.example", "fe80::1"]}, "[fe80::1]:80", True),
+    ({"allowed_hosts": ["box.example"]}, "127.0.0.1", True),
+    ({"allowed_hosts": ["box.example"]}, "evil.example", False),
+    ({"allowed_hosts": ["box.example"], "host": "0.0.0.0", "api_key": KEY}, "evil.example", False),
+    ({"allowed_hosts": "*"}, "evil.example", True),
+    ({"host": "0.0.0.0"}, "box.example", True),  # it is everybody's
+    ({"api_key": KEY}, "box.example", True),  # a page does not know the key
+]
+
+
+@pytest.mark.parametrize("settings, host, answered", HOSTS, ids=[f"{s} {h}" for s, h, _ in HOSTS])
+async def test_who_a_server_of_this_machine_alone_may_be_called(
+    settings: dict[str, Any], host: str, answered: bool
+) -> None:
+    headers = {"Host": host, "Origin": f"http://{host}", "X-Api-Key": KEY}  # as of a page that the server gave
+    async with served(Stand(), **settings) as client:
+        for answer in (
+            await client.get("/health", headers=headers),
+            await client.post("/generate", json={"text": "a"}, headers=headers),
+        ):
+            assert answer.status == (200 if answered else 403)
+            if not answered:
+                assert "allowed_hosts" in (await error_of(answer))["message"]
+
+
+@pytest.mark.parametrize("host", ["", "a b", "box.example:80", "http://box.example", "box.example/x", "[::1"])
+def test_what_is_no_host_is_refused(host: str) -> None:
+    with pytest.raises(InvalidRequest, match="allowed_hosts"):
+        ServerConfig(allowed_hosts=[host])
 
 
 async def test_request_ids_and_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -132,21 +198,6 @@ async def test_health_is_the_engines() -> None:
         stand.stats = stuck  # type: ignore[method-assign]
         answers = await asyncio.gather(*(client.get("/health") for _ in range(8)))
         assert [answer.status for answer in answers] == [503] * 8 and asked == 1
-
-
-async def test_the_clients_in_the_readme(local_client: Any) -> None:
-    section = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split("\n## Server\n")[1].split("\n## ")[0]
-    examples = [text for text in re.findall(r"```text\n(.*?)```", section, re.DOTALL) if text.startswith("from ")]
-    assert len(examples) == 2
-
-    def run(url: str) -> None:
-        for text in examples:
-            exec(text.replace("http://127.0.0.1:8000", url).replace("KEY", KEY), {"__name__": "__main__"})
-        LOOP.call(default_backend().aclose)
-        set_default_backend(None)
-
-    async with reachable(local_client, api_key=KEY) as url:
-        await asyncio.to_thread(run, url)
 
 
 # ---- limits
@@ -252,13 +303,31 @@ async def test_connections_are_bounded() -> None:
     host, port = (await ready).removeprefix("http://").split(":")
     connections = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
     for reader, writer in connections:  # each is really the server's before the next one comes
-        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await reader.readline()).split()[1] == b"200"
     reader, _ = await asyncio.open_connection(host, int(port))
     said = await reader.read()
     assert said.startswith(b"HTTP/1.1 503") and b"max_connections=3" in said
     for _, writer in connections:
         writer.close()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+
+
+async def test_connections_without_requests_are_closed() -> None:
+    stand = Stand()
+    running, url = await started(stand, idle_timeout=0.1)
+    host, port = url.removeprefix("http://").split(":")
+    async with aiohttp.ClientSession(url) as http, http.ws_connect("/v1/programs/ws") as socket:
+        for more in (b"", b"GET /hea", b"POST /generate HTTP/1.1\r\nHost: localhost\r\nX-A: "):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+            writer.write(more)
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            writer.close()
+        await socket.send_str("{}")  # has been silent for longer, and is none of these
+        await until(lambda: stand.heard == ["{}"])
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
 
@@ -285,7 +354,7 @@ async def test_a_stream_that_is_closed_has_closed_the_engines() -> None:
     stream = gate.stream("a", SamplingParams(n=3), request_id="r")
     await anext(stream)
     assert stand.running == {"r"} and gate.samples == 3
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert not stand.running and gate.samples == 0
 
 

@@ -43,7 +43,7 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[str, int]]:
 
 
 def head(path: str = "/generate", method: str = "POST", **headers: str) -> bytes:
-    fields = {"Host": "x", "Authorization": f"Bearer {KEY}", "Content-Type": "application/json", **headers}
+    fields = {"Host": "localhost", "Authorization": f"Bearer {KEY}", "Content-Type": "application/json", **headers}
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in fields.items()]
     return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
 

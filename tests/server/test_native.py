@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixrt import SamplingParams
+from radixrt.engine.program_text import ProgramText, TokenState
 from radixrt.server.client import EngineDied
 from radixrt.server.openapi import description
 from tests.server.stand import Stand, error_of, served
@@ -123,10 +127,42 @@ async def test_scores_are_the_engines(local_client: Any) -> None:
             assert (await client.post("/score", json={"prompt": "x", **wrong})).status == 400, wrong
 
 
+async def test_a_score_that_fails_leaves_nothing_behind(
+    local_client: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    asked = {"prompt": "a", "choices": ["b"], "method": "unconditional_likelihood_normalized"}
+    running: set[str] = set()
+
+    async def score(prefix: list[int], choices: Any, *, request_id: str, **_: Any) -> Any:
+        running.add(request_id)
+        try:
+            if len(running) == 2:
+                raise EngineDied("gone")
+            await asyncio.Event().wait()
+        finally:
+            running.discard(request_id)
+
+    async with served(local_client) as client:
+        answer = await client.post("/score", json=asked)
+        assert answer.status == 400  # the model has no token that begins a text
+        gc.collect()
+        assert not [str(one.message) for one in recwarn if "never awaited" in str(one.message)]
+        monkeypatch.setattr(local_client, "score", score)
+        begin = TokenState(own=np.array([1], dtype=np.int32), size=1)
+        monkeypatch.setattr(ProgramText, "begin", lambda self: begin)
+        assert (await client.post("/score", json=asked)).status == 503
+        assert not running
+
+
 async def test_what_the_server_tells_about_itself(local_client: Any) -> None:
     async with served(local_client) as client:
         info = await (await client.get("/server_info")).json()
-        assert info["context_length"] == 512 and info["running"] == 0 and info["server"]["max_queue"] == 4096
+        assert (
+            info["device"] == "cpu"
+            and info["context_length"] == 512
+            and info["running"] == 0
+            and info["server"]["max_queue"] == 4096
+        )
         assert (await (await client.post("/flush_cache")).json())["flushed_tokens"] >= 0
         shown = await (await client.get("/openapi.json")).json()
         assert shown == description()
@@ -136,6 +172,31 @@ async def test_what_the_server_tells_about_itself(local_client: Any) -> None:
 
 
 # ---- metrics
+
+
+async def test_generations_of_programs_are_measured_as_those_of_requests(local_client: Any) -> None:
+    params = {"max_tokens": 5, "ignore_eos": True}
+    nodes = [
+        {"id": 0, "kind": "text", "parts": ["measured"]},
+        {"id": 1, "kind": "gen", "parent": 0, "params": params},
+        {"id": 2, "kind": "gen", "parent": 0, "params": {**params, "n": 2, "seed": 3}},
+        {"id": 3, "kind": "gen", "parent": 0, "params": {"max_tokens": 0}},
+        {"id": 4, "kind": "select", "parent": 0, "choices": ["a", "b"]},
+    ]
+    names = ("time_to_first_token", "request", "inter_token")
+    async with served(local_client) as client:
+        for stream in (False, True):
+            answer = await client.post("/v1/programs", json={"version": 1, "nodes": nodes, "stream": stream})
+            assert answer.status == 200 and (await answer.text()).count('"done"') == 4
+        async with client.ws_connect("/v1/programs/ws") as socket:
+            for message in ({"op": "open", "version": 1}, {"op": "add", "nodes": nodes[:2]}):
+                await socket.send_json({"program": '"event": "done", ', **message})
+            assert (await socket.receive_json(timeout=20))["event"] == "done"
+        text = await (await client.get("/metrics")).text()
+        found = {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
+        assert [found[f"radixrt_{name}_seconds_count"] for name in names] == [5, 5, 3 * 4 + 2 * 8]
+        assert all(found[f"radixrt_{name}_seconds_sum"] > 0 for name in names)
+        assert 'radixrt_requests_finished_total{model_name="' in text and 'reason="length"} 7.0' in text
 
 
 async def test_metrics_under_every_name() -> None:

@@ -146,7 +146,7 @@ async def test_what_cannot_travel_is_refused_here(client: ProcessClient) -> None
 
 
 async def test_one_id_twice_is_refused_and_leaves_the_first_alone(client: ProcessClient) -> None:
-    async with aclosing(client.stream("a", LONG, request_id="twice")) as first:  # type: ignore[type-var]
+    async with aclosing(client.stream("a", LONG, request_id="twice")) as first:
         await anext(first)
         with pytest.raises(InvalidRequest, match="request_id"):
             await anext(client.stream("b", LONG, request_id="twice"))
