@@ -21,6 +21,8 @@ class TensorSource(Protocol):
 
     def names(self) -> list[str]: ...
 
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
 
 
@@ -142,6 +144,36 @@ class Decoder:
         return ops.linear(out.reshape(-1, heads * dim), layer.o, layer.o_bias)
 
 
+class WeightReader:
+    """Reads the tensors of ``config`` by name, each checked against the shape the config says; ``finish`` finds those nobody read.
+
+    Raises:
+        ModelError: a tensor is missing, has another shape than the config says or no place in it; names it.
+    """
+
+    def __init__(self, config: ModelConfig, source: TensorSource) -> None:
+        self.config = config
+        self.source = source
+        self._names = set(source.names())
+        self._unread = set(self._names)
+
+    def check(self, name: str, *shape: int) -> str:
+        """``name``, if there is such a tensor of this shape; it counts as read."""
+        if name not in self._names:
+            raise ModelError(f"the model has no tensor {name!r}")
+        self._unread.discard(name)
+        found = tuple(self.source.shape(name))
+        if found != shape:
+            raise ModelError(f"tensor {name!r} has shape {list(found)}, the config says {list(shape)}")
+        return name
+
+    def tensor(self, name: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return self.source.tensor(self.check(name, *shape), dtype)
+
+    def finish(self) -> None:
+        _nothing_left(self.config, self._unread)
+
+
 def load_decoder(
     config: ModelConfig,
     source: TensorSource,
@@ -159,19 +191,12 @@ def load_decoder(
     Raises:
         ModelError: a tensor is missing, has another shape than the config says or no place in it; names it.
     """
-    names = set(source.names())
-    unread = set(names)
+    weights = WeightReader(config, source)
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.kv_size
 
     def read(name: str, *shape: int) -> torch.Tensor:
-        if name not in names:
-            raise ModelError(f"the model has no tensor {name!r}")
-        unread.discard(name)
-        tensor = source.tensor(name, dtype)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the config says {list(shape)}")
-        return tensor.to(ops.device)
+        return weights.tensor(name, dtype, *shape).to(ops.device)
 
     def optional(present: bool, name: str, *shape: int) -> torch.Tensor | None:
         return read(name, *shape) if present else None
@@ -208,7 +233,7 @@ def load_decoder(
     embed = read("model.embed_tokens.weight", config.vocab_size, hidden)
     head = embed if config.tie_embeddings else read("lm_head.weight", config.vocab_size, hidden)
     norm = read("model.norm.weight", hidden)
-    _nothing_left(config, unread)
+    weights.finish()
     return Decoder(config, ops, embed, layers, norm, head, max_len)
 
 

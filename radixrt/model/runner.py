@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
 
@@ -14,13 +17,17 @@ from radixrt.model.checkpoint import Checkpoint
 from radixrt.model.config import ModelConfig
 from radixrt.model.decoder import Decoder, load_decoder
 from radixrt.model.kv_store import KVStore, bytes_per_token
+from radixrt.model.native_decoder import NativeDecoder
 from radixrt.model.rope import longest_context
 from radixrt.ops.interface import IntArray
 from radixrt.ops.load import cores, default_dtype, free_memory, load_ops, use_threads
+from radixrt.ops.native import native
+from radixrt.sampling.mask import Bitmask, restrict
+
+log = logging.getLogger("radixrt")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_POOL_LIMIT = 262144
-_LOGIT_ROWS = 64  # rows of full logits held at once where a whole prompt's are needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,8 @@ class ModelInfo:
     page_size: int
     kv_bytes_per_token: int
     threads: int
+    device: str
+    kernels: str = "torch"  # what computes it: torch, or a variant of the native kernels
 
 
 class ModelRunner:
@@ -60,11 +69,15 @@ class ModelRunner:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         model = ModelConfig.from_dict(checkpoint.config, checkpoint.name)
-        threads = use_threads(config.threads or cores())
+        threads = config.threads or cores()
         dtype = self._dtype(config.dtype, default_dtype() or self._own_dtype(model))
-        kv_dtype = self._dtype(config.kv_dtype, dtype)
         self.model = model
         self.ops = load_ops(dtype)
+        runs_native = self._runs_native(config)
+        # where native kernels have a pool of threads, a second one of torch's would only be in their way
+        used = use_threads(1 if runs_native else threads)
+        threads = threads if runs_native else used
+        kv_dtype = self._dtype(config.kv_dtype, torch.float16 if runs_native else dtype)
         per_token = bytes_per_token(model, dtype, kv_dtype)
         most = longest_context(model)
         if config.max_model_len is not None and config.max_model_len > most:
@@ -93,16 +106,20 @@ class ModelRunner:
                 f"({per_token} bytes a token)",
             )
         try:
-            self.decoder: Decoder = load_decoder(model, checkpoint, self.ops, dtype, max_len, progress)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            raise ModelError(f"{checkpoint.name}: does not fit into memory ({shown(str(error))})") from None
-        try:
             self.store = KVStore(model, slots, dtype, kv_dtype, self.ops.device)
         except (MemoryError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else "out of memory"
             raise InvalidRequest(
                 "max_total_tokens", f"={slots}: the {slots * per_token / 1e9:,.1f} GB cannot be had ({shown(reason)})"
             ) from None
+        self.decoder: Decoder | NativeDecoder
+        try:
+            if runs_native:
+                self.decoder = NativeDecoder(model, checkpoint, self.store, max_len, threads, progress=progress)
+            else:
+                self.decoder = load_decoder(model, checkpoint, self.ops, dtype, max_len, progress)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise ModelError(f"{checkpoint.name}: does not fit into memory ({shown(str(error))})") from None
         self.pages = pages
         self.info = ModelInfo(
             name=checkpoint.name,
@@ -116,6 +133,8 @@ class ModelRunner:
             page_size=config.page_size,
             kv_bytes_per_token=per_token,
             threads=threads,
+            device=str(self.ops.device),
+            kernels=f"native {self.decoder.kernels}" if isinstance(self.decoder, NativeDecoder) else "torch",
         )
 
     @torch.inference_mode()
@@ -129,17 +148,49 @@ class ModelRunner:
         kv_slots: IntArray,
     ) -> None:
         """Compute one flattened batch; see ``ForwardBatch`` for the arrays."""
-        self.decoder.forward(token_ids, positions, write_slots, q_lens, kv_lens, kv_slots, self.store)
+        if isinstance(self.decoder, NativeDecoder):
+            self.decoder.forward(token_ids, positions, write_slots, q_lens, kv_lens, kv_slots)
+        else:
+            self.decoder.forward(token_ids, positions, write_slots, q_lens, kv_lens, kv_slots, self.store)
 
     @torch.inference_mode()
     def logits(self, slots: IntArray) -> torch.Tensor:
         """Logits that follow the tokens in ``slots``, float32 ``[R, vocab]``."""
+        if isinstance(self.decoder, NativeDecoder):
+            return self.decoder.logits(slots)
         return self.decoder.logits(self.store.hidden.index_select(0, torch.from_numpy(slots).to(self.ops.device)))
 
-    def logits_in_parts(self, slots: IntArray) -> Iterator[torch.Tensor]:
-        """The same, a few rows at a time, for many slots."""
-        for at in range(0, len(slots), _LOGIT_ROWS):
-            yield self.logits(slots[at : at + _LOGIT_ROWS])
+    @torch.inference_mode()
+    def best(
+        self, slots: IntArray, allowed: Sequence[Bitmask | None]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """The likeliest token that follows each slot, among the allowed ones (``None``: all), and its logit, which is not finite
+        where there is none or a logit is no number."""
+        if isinstance(self.decoder, NativeDecoder):
+            return self.decoder.best(slots, allowed)
+        logits = self.logits(slots)
+        masks = {row: mask for row, mask in enumerate(allowed) if mask is not None}
+        if masks:
+            restrict(logits, masks)
+        values, ids = logits.max(dim=-1)
+        return ids.int().cpu().numpy(), values.cpu().numpy()
+
+    def _runs_native(self, config: EngineConfig) -> bool:
+        """Whether the native kernels compute; an error where they are asked for and cannot."""
+        reason = ""
+        if config.kernels == "torch":
+            return False
+        if self.ops.device.type != "cpu":
+            reason = f"the model runs on {self.ops.device.type}"
+        elif config.dtype not in ("auto", "float32"):
+            reason = f"dtype={config.dtype} is computed by torch; native kernels compute in float32"
+        elif native is None or native.variants()[0] == "portable":
+            reason = "they were not built, a C++ compiler was missing" if native is None else "none for this CPU"
+            if config.kernels == "auto":
+                log.warning("native kernels: %s; the torch reference computes, which is slower", reason)
+        if reason and config.kernels == "native":
+            raise InvalidRequest("kernels", f"=native: {reason}")
+        return not reason
 
     @staticmethod
     def _dtype(name: str, default: torch.dtype) -> torch.dtype:

@@ -1,0 +1,145 @@
+"""NativeDecoder: the decoder on the native CPU kernels, with weights as they are stored.
+
+Invariants: the same rows in give the same bits out, whatever batch they are in; one thread calls at a time, and the interpreter's lock is free
+meanwhile; weights, KV and hidden states are owned here or by the ``KVStore`` and live as long as the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from radixrt.model.checkpoint import Checkpoint, RawTensor
+from radixrt.model.config import ModelConfig
+from radixrt.model.decoder import WeightReader
+from radixrt.model.kv_store import KVStore
+from radixrt.model.rope import cos_sin_table
+from radixrt.ops.interface import IntArray
+from radixrt.ops.native import KV_KINDS, TYPES, Packed, native
+from radixrt.sampling.mask import Bitmask
+
+
+class NativeDecoder:
+    """The weights of a model in the kernels' layout, and its forward over one flattened batch.
+
+    Args:
+        store: where KV and hidden states go; hidden states are float32.
+        threads: CPU threads of a forward.
+        kernels: a variant of the kernels by name; ``""``: the best of this machine.
+        progress: called with layers done and layers in all.
+
+    Raises:
+        ModelError: a tensor is missing, has another shape than the config says or no place in it; names it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        store: KVStore,
+        max_len: int,
+        threads: int,
+        kernels: str = "",
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.config = config
+        self._store = store  # its memory is used by address
+        self._weights = weights = WeightReader(config, checkpoint)
+        self._checkpoint = checkpoint
+        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        q_size, kv_size = config.num_heads * dim, config.kv_size
+        self.parameters = 0
+        embed = self._matrix("model.embed_tokens.weight", None, config.vocab_size, hidden)
+        head = embed if config.tie_embeddings else self._matrix("lm_head.weight", None, config.vocab_size, hidden)
+        self._model = native.Model(
+            kernels,
+            threads,
+            (
+                *(hidden, config.num_heads, config.num_kv_heads, dim, inner, config.vocab_size),
+                *(config.norm_eps, dim**-0.5, KV_KINDS[store.k[0].dtype]),
+            ),
+            embed,
+            head,
+            self._vector("model.norm.weight", hidden),
+            cos_sin_table(config, max_len).numpy(),
+            max_len,
+            store.hidden.data_ptr(),
+            len(store.hidden),
+        )
+        self.kernels: str = self._model.kernels()
+        norms = config.family.qk_norm
+        for index, (window, k, v) in enumerate(zip(config.windows, store.k, store.v, strict=True)):
+            at = f"model.layers.{index}."
+            attn, mlp = at + "self_attn.", at + "mlp."
+            self._model.add_layer(
+                self._vector(at + "input_layernorm.weight", hidden),
+                self._matrix(attn + "q_proj", config.qkv_bias, q_size, hidden),
+                self._matrix(attn + "k_proj", config.qkv_bias, kv_size, hidden),
+                self._matrix(attn + "v_proj", config.qkv_bias, kv_size, hidden),
+                self._vector(attn + "q_norm.weight", dim) if norms else None,
+                self._vector(attn + "k_norm.weight", dim) if norms else None,
+                self._matrix(attn + "o_proj", config.o_bias, hidden, q_size),
+                self._vector(at + "post_attention_layernorm.weight", hidden),
+                self._matrix(mlp + "gate_proj", config.mlp_bias, inner, hidden),
+                self._matrix(mlp + "up_proj", config.mlp_bias, inner, hidden),
+                self._matrix(mlp + "down_proj", config.mlp_bias, hidden, inner),
+                window or 0,
+                k.data_ptr(),
+                v.data_ptr(),
+            )
+            progress(index + 1, config.num_layers)
+        weights.finish()
+
+    def forward(
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        write_slots: IntArray,
+        q_lens: IntArray,
+        kv_lens: IntArray,
+        kv_slots: IntArray,
+    ) -> None:
+        """See ``Decoder.forward``."""
+        self._model.forward(tokens, positions, write_slots, q_lens, kv_lens, kv_slots)
+
+    def logits(self, slots: IntArray) -> torch.Tensor:
+        """Logits, float32 ``[R, vocab]``, of the hidden states in ``slots``."""
+        return torch.frombuffer(self._model.logits(slots), dtype=torch.float32).view(len(slots), -1)
+
+    def best(
+        self, slots: IntArray, allowed: Sequence[Bitmask | None]
+    ) -> tuple[IntArray, np.ndarray[Any, np.dtype[np.float32]]]:
+        """The likeliest allowed token of each row and its logit; the lowest id of equal ones. The logit of a row without any is not finite."""
+        masks = list(allowed) if any(mask is not None for mask in allowed) else None
+        ids, values = self._model.best(slots, masks)
+        return np.frombuffer(ids, dtype=np.int32), np.frombuffer(values, dtype=np.float32)
+
+    def share_prefixes(self, on: bool) -> None:
+        """Whether attention reads KV that several sequences have in common once (the result is the same)."""
+        self._model.share(on)
+
+    def _vector(self, name: str, size: int) -> np.ndarray[Any, Any]:
+        self.parameters += size
+        return np.ascontiguousarray(self._weights.tensor(name, torch.float32, size).numpy())
+
+    def _matrix(self, name: str, bias: bool | None, n: int, k: int) -> Packed:
+        """A matrix as stored, packed; ``bias=None``: ``name`` is the tensor's own, and there is none."""
+        weight = name if bias is None else name + ".weight"
+        raw = self._checkpoint.raw(self._weights.check(weight, n, k))
+        if raw.type_name not in TYPES:  # not as stored, but exactly
+            raw = RawTensor(
+                weight, "F32", (n, k), self._checkpoint.tensor(weight, torch.float32).numpy().view(np.uint8)
+            )
+        self.parameters += n * k
+        padded = None
+        if bias:
+            padded = np.zeros((n + 15) // 16 * 16, dtype=np.float32)
+            padded[:n] = self._vector(name + ".bias", n)
+        rows = np.arange(n) if raw.rows is None else raw.rows
+        packed: Packed = native.pack(
+            TYPES[raw.type_name], [raw.blocks], np.zeros(n, dtype=np.int32), rows.astype(np.int32), k, padded
+        )
+        return packed

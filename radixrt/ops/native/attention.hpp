@@ -1,0 +1,305 @@
+// Attention: the work of attention over one batch, for layers with one window, in items that threads claim in any order.
+//
+// Positions are cut into spans of 128, from 0. A row's result is its parts over the spans it sees, each computed from scratch and merged in
+// order: so it has the same bits however the work is cut, shared and ordered.
+//   few queries    (their sequence's fit into one block) an item is a run of units. A unit is a span whose keys and values are read
+//                  once for all rows of the batch that have the same slots there: what a prefix is shared by is seen in the slots. Parts
+//                  go to the arena; whoever computes the last part of a row merges them.
+//   many queries   an item is a block of rows of one sequence, which takes the spans one after another and merges as it goes.
+//
+//   sequence 0   |--- span 0 ---|--- span 1 ---|--- span 2 |          units: A = span 0 of 0, 1, 2    C = span 2 of 0    E = span 2 of 1
+//   sequence 1   |--- same -----|--- same -----|- other -|                   B = span 1 of 0, 1       D = span 1 of 2
+//   sequence 2   |--- same -----|--- other -|
+//
+// What the constructor is given is only read, by the constructor and by run(), and must live as long.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace radixrt {
+
+class Attention {
+public:
+    static constexpr int kQueries = 96;                            // queries that one call of a kernel has at most
+    static constexpr size_t kMostParts = size_t(64) << 20;         // floats of the arena; sequences beyond it do as those with many queries
+    static constexpr int kItemsPerThread = 8;                      // about, where there is so much to share out
+    static constexpr int kLoad = 8;                                // to read a key and a value is as much work as so many queries
+
+    class Arena {  // the parts of one layer; kept by the caller, as large as the largest batch needed
+    public:
+        void reserve(size_t floats) {
+            if (floats > size_) parts_.reset(), parts_.reset(new float[floats]), size_ = floats;
+        }
+        float* data() { return parts_.get(); }
+
+    private:
+        std::unique_ptr<float[]> parts_;
+        size_t size_ = 0;
+    };
+
+    static int padded(int dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+    static size_t part_floats(int dim) { return size_t(padded(dim)) + 2; }
+    static size_t kernel_floats(int dim) { return size_t(padded(dim)) * kChunk * 2 + 16 * kChunk; }
+    // of the scratch that every thread has for run()
+    static size_t scratch_floats(int dim) { return 16 + kernel_floats(dim) + 2 * kQueries * part_floats(dim); }
+
+    // window: how many positions a query sees, its own included; 0: all up to its own
+    Attention(const int32_t* q_lens, const int32_t* kv_lens, const int32_t* kv_slots, int sequences, int heads, int kv_heads, int dim,
+              int window, int threads, bool share, Arena& arena, size_t most_parts = kMostParts)
+        : heads_(heads), kv_heads_(kv_heads), group_(heads / kv_heads), dim_(dim), window_(window), part_(part_floats(dim)), arena_(arena) {
+        block_rows_ = std::max(1, kQueries / group_);
+        std::vector<Sequence> few;
+        size_t parts = 0;
+        int row = 0;
+        for (int s = 0; s < sequences; kv_slots += kv_lens[s], row += q_lens[s], s++) {
+            const Sequence sequence{row, q_lens[s], kv_lens[s] - q_lens[s], kv_lens[s], kv_slots};
+            if (sequence.rows == 0) continue;
+            const size_t spans = size_t(last_span(sequence) - first_span(sequence) + 1);
+            const size_t more = spans * size_t(sequence.rows);  // at most
+            if (sequence.rows <= block_rows_ && (parts + more) * size_t(heads) * part_ <= most_parts) {
+                parts += more;
+                few.push_back(sequence);
+            } else {
+                for (int i = 0; i < sequence.rows; i += block_rows_) {
+                    const int n = std::min(block_rows_, sequence.rows - i);
+                    blocks_.push_back({row + i, n, sequence.position + i, sequence.position + i + n, kv_slots});
+                }
+            }
+        }
+        const auto work = [this](const Sequence& b) { return int64_t(b.rows) * (b.end - first_seen(b)); };
+        std::stable_sort(blocks_.begin(), blocks_.end(), [&](const Sequence& a, const Sequence& b) { return work(a) > work(b); });
+        make_units(few, share);
+        cut(threads);
+        pending_.reset(new std::atomic<int32_t>[rows_.size() * size_t(kv_heads)]);
+        arena.reserve(parts_ * size_t(heads) * part_);
+    }
+
+    void begin() {  // before the items of each layer, by one thread
+        for (size_t i = 0; i < rows_.size(); i++)
+            for (int h = 0; h < kv_heads_; h++)
+                pending_[i * size_t(kv_heads_) + size_t(h)].store(rows_[i].parts, std::memory_order_relaxed);
+    }
+
+    int items() const { return int(blocks_.size() + cuts_.size()) * kv_heads_; }
+    int units() const { return int(units_.size()); }
+
+    // q, out [rows, heads * dim]; k, v [slots, kv_heads, dim]
+    void run(int item, const Kernels& kernels, const float* q, const void* k, const void* v, KV kind, float scale, float* out,
+             float* scratch) {
+        const size_t which = size_t(item / kv_heads_);
+        const int kv_head = item % kv_heads_;
+        const size_t at = size_t(kv_head) * size_t(dim_) * (kind == KV::kF32 ? 4 : 2);
+        KVHead head{static_cast<const char*>(k) + at, static_cast<const char*>(v) + at, size_t(kv_heads_) * dim_, dim_, kind, nullptr, 0};
+        scratch += (64 - reinterpret_cast<uintptr_t>(scratch) % 64) % 64 / sizeof(float);
+        Call call{kernels, head, q, out, scale, scratch, kv_head};
+        if (which < blocks_.size()) return run_block(blocks_[which], call);
+        const size_t cut = which - blocks_.size();
+        const size_t end = cut + 1 < cuts_.size() ? cuts_[cut + 1] : units_.size();
+        for (size_t i = cuts_[cut]; i < end; i++) {
+            const bool more = i + 1 < end;
+            head.ahead = more ? units_[i + 1].slots : nullptr;
+            head.ahead_count = more ? units_[i + 1].end - units_[i + 1].begin : 0;
+            run_unit(units_[i], call);
+        }
+    }
+
+private:
+    struct Sequence {  // or some rows of one
+        int row, rows;      // in the batch
+        int position, end;  // of the first row; behind the last one
+        const int32_t* slots;
+    };
+
+    struct Row {
+        int row, from, to;  // sees the positions from <= p < to
+        int parts;          // one for each span
+        size_t part;        // the first, in the arena, in units of heads * part_
+    };
+
+    struct Unit {
+        int begin, end;
+        const int32_t* slots;       // of the position `begin`
+        size_t first_row, last_row;  // in seen_
+    };
+
+    struct Member {
+        int sequence, group;
+    };
+
+    struct Call {
+        const Kernels& kernels;
+        const KVHead& head;
+        const float* q;
+        float* out;
+        float scale;
+        float* scratch;
+        int kv_head;
+    };
+
+    struct Queries {  // of one call of a kernel
+        int count = 0;
+        const float* q[kQueries];
+        int32_t from[kQueries], to[kQueries];
+        float* part[kQueries];
+
+        void add(const float* query, int first, int last, float* to_part) {
+            q[count] = query, from[count] = first, to[count] = last, part[count] = to_part;
+            count++;
+        }
+    };
+
+    int first_seen(const Sequence& s) const { return window_ ? std::max(0, s.position - window_ + 1) : 0; }
+    int first_span(const Sequence& s) const { return first_seen(s) / kSpan; }
+    static int last_span(const Sequence& s) { return (s.end - 1) / kSpan; }
+    int from(int position) const { return window_ ? std::max(0, position - window_ + 1) : 0; }
+
+    // Span after span; within a span the sequences that have shared the one before stand together, so that mostly a comparison of
+    // neighbours is all there is to do.
+    void make_units(const std::vector<Sequence>& few, bool share) {
+        std::vector<size_t> first_row(few.size());
+        std::vector<int> entering(few.size());
+        for (size_t i = 0; i < few.size(); i++) {
+            entering[i] = int(i);
+            first_row[i] = rows_.size();
+            for (int r = 0; r < few[i].rows; r++) {
+                const int position = few[i].position + r, begin = from(position);
+                const int spans = position / kSpan - begin / kSpan + 1;
+                rows_.push_back({few[i].row + r, begin, position + 1, spans, parts_});
+                parts_ += size_t(spans);
+            }
+        }
+        std::stable_sort(entering.begin(), entering.end(), [&](int a, int b) { return first_span(few[a]) < first_span(few[b]); });
+        std::vector<Member> members;
+        size_t next = 0;
+        for (int span = 0; next < few.size() || !members.empty(); span++) {
+            if (members.empty()) span = first_span(few[entering[next]]);
+            const size_t were = members.size();
+            for (; next < few.size() && first_span(few[entering[next]]) == span; next++) members.push_back({entering[next], 0});
+            if (were && were < members.size())
+                for (auto& member : members) member.group = 0;
+            const auto begin = [&](int s) { return std::max(span * kSpan, first_seen(few[s])); };
+            const auto end = [&](int s) { return std::min((span + 1) * kSpan, few[s].end); };
+            const auto order = [&](int a, int b) {
+                if (begin(a) != begin(b)) return begin(a) - begin(b);
+                if (end(a) != end(b)) return end(a) - end(b);
+                const int32_t *x = few[a].slots + begin(a), *y = few[b].slots + begin(b);
+                return x == y ? 0 : std::memcmp(x, y, sizeof(int32_t) * size_t(end(a) - begin(a)));
+            };
+            int groups = 0;
+            for (size_t i = 0, j; i < members.size(); i = j) {
+                for (j = i + 1; j < members.size() && members[j].group == members[i].group;) j++;
+                const auto run = members.begin() + long(i), behind = members.begin() + long(j);
+                if (share && std::any_of(run + 1, behind, [&](const Member& m) { return order(run->sequence, m.sequence) != 0; }))
+                    std::stable_sort(run, behind, [&](const Member& a, const Member& b) { return order(a.sequence, b.sequence) < 0; });
+                size_t first = i, full = 0;  // of the group; rows at which its unit is full
+                for (size_t k = i; k < j; k++) {
+                    const int s = members[k].sequence;
+                    const bool same = k > i && share && order(members[first].sequence, s) == 0;
+                    if (!same) groups++, first = k;
+                    members[k].group = groups;
+                    if (!same || seen_.size() >= full) {
+                        units_.push_back({begin(s), end(s), few[s].slots + begin(s), seen_.size(), seen_.size()});
+                        full = seen_.size() + size_t(block_rows_);
+                    }
+                    for (int r = 0; r < few[s].rows; r++) {
+                        const Row& row = rows_[first_row[s] + size_t(r)];
+                        if (row.from < end(s) && row.to > begin(s)) seen_.push_back(first_row[s] + size_t(r));
+                    }
+                    units_.back().last_row = seen_.size();
+                }
+            }
+            members.erase(std::remove_if(members.begin(), members.end(), [&](const Member& m) { return last_span(few[m.sequence]) == span; }),
+                          members.end());
+        }
+    }
+
+    int64_t work(const Unit& u) const { return int64_t(u.end - u.begin) * (kLoad + int64_t(u.last_row - u.first_row) * group_); }
+
+    void cut(int threads) {
+        int64_t all = 0, done = 0;
+        for (const auto& unit : units_) all += work(unit);
+        const int64_t cuts = std::max(1, (kItemsPerThread * threads + kv_heads_ - 1) / kv_heads_);
+        for (size_t i = 0; i < units_.size(); i++) {
+            if (done * cuts >= all * int64_t(cuts_.size())) cuts_.push_back(i);
+            done += work(units_[i]);
+        }
+    }
+
+    float* part(const Row& row, int index, int head) const {
+        return arena_.data() + ((row.part + size_t(index)) * size_t(heads_) + size_t(head)) * part_;
+    }
+
+    const float* query(const Call& call, int row, int head) const { return call.q + (size_t(row) * heads_ + head) * dim_; }
+
+    void attend(const Call& call, const int32_t* slots, int begin, int end, const Queries& of) const {
+        call.kernels.attend(call.head, slots, begin, end, of.q, of.from, of.to, of.count, call.scale, of.part, call.scratch);
+    }
+
+    void run_unit(const Unit& unit, const Call& call) {
+        Queries queries;
+        const int first_head = call.kv_head * group_;
+        for (size_t i = unit.first_row; i < unit.last_row; i++) {
+            const Row& row = rows_[seen_[i]];
+            for (int head = first_head; head < first_head + group_; head++) {
+                if (queries.count == kQueries) attend(call, unit.slots, unit.begin, unit.end, queries), queries.count = 0;
+                queries.add(query(call, row.row, head), row.from, row.to, part(row, unit.begin / kSpan - row.from / kSpan, head));
+            }
+        }
+        attend(call, unit.slots, unit.begin, unit.end, queries);
+        for (size_t i = unit.first_row; i < unit.last_row; i++) {
+            const Row& row = rows_[seen_[i]];
+            auto& pending = pending_[seen_[i] * size_t(kv_heads_) + size_t(call.kv_head)];
+            if (pending.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
+            for (int head = first_head; head < first_head + group_; head++) {
+                float* into = part(row, 0, head);
+                for (int p = 1; p < row.parts; p++) call.kernels.merge(into, part(row, p, head), dim_);
+                call.kernels.finish(into, dim_, call.out + (size_t(row.row) * heads_ + head) * dim_);
+            }
+        }
+    }
+
+    void run_block(const Sequence& block, const Call& call) const {
+        float *running = call.scratch + kernel_floats(dim_), *fresh = running + kQueries * part_;
+        const int heads_at_once = std::min(group_, kQueries / block.rows), behind = (call.kv_head + 1) * group_;
+        for (int first = call.kv_head * group_; first < behind; first += heads_at_once) {
+            const int heads = std::min(heads_at_once, behind - first);
+            for (int span = first_span(block), last = last_span(block), start = span; span <= last; span++) {
+                const int begin = std::max(span * kSpan, first_seen(block)), end = std::min((span + 1) * kSpan, block.end);
+                Queries queries;
+                for (int r = 0; r < block.rows; r++) {
+                    const int position = block.position + r;
+                    for (int h = 0; h < heads; h++)
+                        queries.add(query(call, block.row + r, first + h), from(position), position + 1,
+                                    (span == start ? running : fresh) + size_t(r * heads + h) * part_);
+                }
+                attend(call, block.slots + begin, begin, end, queries);
+                if (span == start) continue;
+                for (int i = 0; i < queries.count; i++)
+                    if (queries.from[i] < end && queries.to[i] > begin) call.kernels.merge(running + size_t(i) * part_, queries.part[i], dim_);
+            }
+            for (int r = 0; r < block.rows; r++)
+                for (int h = 0; h < heads; h++)
+                    call.kernels.finish(running + size_t(r * heads + h) * part_, dim_,
+                                        call.out + (size_t(block.row + r) * heads_ + first + h) * dim_);
+        }
+    }
+
+    const int heads_, kv_heads_, group_, dim_, window_;
+    const size_t part_;
+    Arena& arena_;
+    int block_rows_ = 1;
+    size_t parts_ = 0;
+    std::vector<Sequence> blocks_;
+    std::vector<Row> rows_;
+    std::vector<size_t> seen_;  // indices in rows_
+    std::vector<Unit> units_;
+    std::vector<size_t> cuts_;  // where in units_ the runs begin
+    std::unique_ptr<std::atomic<int32_t>[]> pending_;
+};
+
+}  // namespace radixrt

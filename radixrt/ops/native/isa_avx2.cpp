@@ -1,0 +1,30 @@
+// The kernels on AVX2, FMA and F16C.
+#include <cmath>
+#include <cstring>
+
+#include "kernels.hpp"
+#include "limits.hpp"
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+#include "simd_avx2.hpp"
+
+namespace radixrt::avx2 {
+
+#include "rows_impl.hpp"
+#include "matmul_impl.hpp"
+#include "attention_impl.hpp"
+#include "limits_impl.hpp"
+
+extern const Kernels kernels = {"avx2", quantize, matmul, rms_norm, rope, silu_mul, store_kv, attend, merge, finish};
+extern const Limits limits = {"avx2", limit_dots, limit_fmas, limit_read};
+
+}  // namespace radixrt::avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

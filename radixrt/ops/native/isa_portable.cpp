@@ -1,0 +1,20 @@
+// The kernels on any machine.
+#include <cmath>
+#include <cstring>
+
+#include "kernels.hpp"
+#include "limits.hpp"
+
+#include "simd_portable.hpp"
+
+namespace radixrt::portable {
+
+#include "rows_impl.hpp"
+#include "matmul_impl.hpp"
+#include "attention_impl.hpp"
+#include "limits_impl.hpp"
+
+extern const Kernels kernels = {"portable", quantize, matmul, rms_norm, rope, silu_mul, store_kv, attend, merge, finish};
+extern const Limits limits = {"portable", limit_dots, limit_fmas, limit_read};
+
+}  // namespace radixrt::portable

@@ -1,0 +1,48 @@
+// The kernels of one instruction set, as a table: chosen once, when an engine starts.
+//
+// A kernel runs on the calling thread and allocates nothing.
+#pragma once
+#include "types.hpp"
+
+namespace radixrt {
+
+struct KVHead {  // keys and values of one head of one layer
+    const void* k;
+    const void* v;
+    size_t stride;  // elements between two slots
+    int dim;
+    KV kind;
+    const int32_t* ahead = nullptr;  // slots that will be attended to next: fetched while these are
+    int ahead_count = 0;
+};
+
+struct Kernels {
+    const char* name;
+    // -- matmul.cpp
+    // one row: codes, scale, weight, sum as `Rows` has them; k is a multiple of group
+    void (*quantize)(const float* x, int k, int group, int8_t* codes, float* scale, float* weight, int32_t* sum);
+    // out[r * stride + n] (= or += with `add`) x[r] . w[n] + bias[n], for the outputs n < w.n of tiles begin .. end
+    void (*matmul)(const Matrix& w, int begin, int end, const Rows& x, float* out, size_t stride, bool add);
+    // -- rows.hpp
+    void (*rms_norm)(const float* x, const float* weight, float eps, int k, float* out);
+    void (*rope)(float* head, const float* cos, const float* sin, int half);  // in place, halves of the head are the pairs' parts
+    void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+    void (*store_kv)(const float* from, int n, KV kind, void* to);
+    // -- attention kernels
+    // Attention of `count` queries over the positions begin .. end, all in one span (end - begin <= kSpan), from scratch.
+    //   slots     of the positions begin .. end
+    //   q         `count` pointers to queries of head.dim elements
+    //   from, to  for each query the positions it sees: from <= position < to
+    //   part      for each query a pointer to 2 + dim rounded up to 16 floats: largest score, sum of weights, weighted sum of values
+    //   scratch   Attention::kernel_floats(dim) floats, best aligned to 64 bytes
+    void (*attend)(const KVHead& head, const int32_t* slots, int begin, int end, const float* const* q, const int32_t* from,
+                   const int32_t* to, int count, float scale, float* const* part, float* scratch);
+    // into := into merged with part; a part that saw nothing (sum 0) changes nothing
+    void (*merge)(float* into, const float* part, int dim);
+    void (*finish)(const float* part, int dim, float* out);  // out[dim] := values / sum
+};
+
+const Kernels* best_kernels();                    // of this machine; the portable ones at worst
+const Kernels* kernels_by_name(const char* name);  // "avx512", "avxvnni", "avx2", "neon", "portable"; null: unknown or not for this machine
+
+}  // namespace radixrt

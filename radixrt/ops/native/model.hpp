@@ -1,0 +1,531 @@
+// Model: a decoder's forward over one flattened batch, and what follows from its hidden states, on the pool of threads.
+//
+// Buffers grow to the largest batch seen and are kept. One call at a time. A row's result does not depend on the batch it is in.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "attention.hpp"
+#include "kernels.hpp"
+#include "threads.hpp"
+
+namespace radixrt {
+
+struct Shape {
+    int hidden, heads, kv_heads, dim, inner, vocab;
+    float eps, scale;
+    KV kv;
+};
+
+struct LayerWeights {
+    const float *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: none, or one weight an element of a head
+    Matrix q, k, v, o, gate, up, down;
+    int window;  // 0: all positions
+    uint8_t *k_cache, *v_cache;
+};
+
+inline size_t kv_bytes(KV kind) { return kind == KV::kF32 ? 4 : 2; }
+
+// Row `index` of a matrix, as numbers.
+inline void unpack_row(const Matrix& w, int index, const Kernels& kernels, float* out);
+
+// The rows that a matmul reads, in every form that its matrices want.
+class Input {
+public:
+    void reserve(size_t rows, int k, unsigned forms) {
+        const size_t all = rows * size_t(k);
+        if ((forms & kFloat) && x_.size() < all) x_.resize(all);
+        for (int g = 0; g < 2; g++) {
+            if (!(forms & (g ? kGroup16 : kGroup32))) continue;
+            auto& form = forms_[g];
+            const size_t groups = rows * size_t(k / (g ? 16 : 32));
+            if (form.codes.size() < all + 64) form.codes.resize(all + 64);
+            if (form.scale.size() < groups) form.scale.resize(groups), form.weight.resize(groups), form.sum.resize(groups);
+        }
+    }
+
+    void fill(const Kernels& kernels, size_t row, const float* from, int k, unsigned forms) {
+        if (forms & kFloat && from != x_.data() + row * k) std::memcpy(x_.data() + row * k, from, size_t(k) * sizeof(float));
+        for (int g = 0; g < 2; g++) {
+            if (!(forms & (g ? kGroup16 : kGroup32))) continue;
+            auto& form = forms_[g];
+            const size_t at = row * size_t(k / (g ? 16 : 32));
+            kernels.quantize(from, k, g ? 16 : 32, form.codes.data() + row * k, form.scale.data() + at, form.weight.data() + at,
+                             form.sum.data() + at);
+        }
+    }
+
+    Rows rows(const Matrix& w, size_t first, int count) const {
+        Rows rows;
+        rows.rows = count;
+        rows.k = w.k;
+        if (!x_.empty()) rows.x = x_.data() + first * w.k;
+        if (w.kind == Kind::kQ4 || w.kind == Kind::kQ8) {
+            const auto& form = forms_[w.group == 16];
+            const size_t at = first * size_t(w.k / w.group);
+            rows.codes = form.codes.data() + first * w.k;
+            rows.scale = form.scale.data() + at;
+            rows.weight = form.weight.data() + at;
+            rows.sum = form.sum.data() + at;
+        }
+        return rows;
+    }
+
+    static constexpr unsigned kFloat = 1, kGroup32 = 2, kGroup16 = 4;
+    static unsigned form_of(const Matrix& w) {
+        if (w.kind != Kind::kQ4 && w.kind != Kind::kQ8) return kFloat;
+        return w.group == 16 ? kGroup16 : kGroup32;
+    }
+
+private:
+    struct Form {
+        std::vector<int8_t> codes;
+        std::vector<float> scale, weight;
+        std::vector<int32_t> sum;
+    };
+    std::vector<float> x_;
+    Form forms_[2];
+};
+
+constexpr int kFew = 4;          // up to so many rows every thread prepares the input for itself
+constexpr int kRowBlock = 256;   // rows that one item multiplies at most
+constexpr int kRowItem = 16;     // rows of an item that works row by row
+
+inline int blocks(int count, int size) { return (count + size - 1) / size; }
+
+// What one thread has for itself.
+struct Bench {
+    Input input;
+    long prepared = -1;  // for which phase of which job `input` is made
+    std::vector<float> wide, other, row, scratch;
+};
+
+class Model {
+public:
+    Model(std::shared_ptr<Threads> threads, const Kernels* kernels, const Shape& shape)
+        : shape(shape), threads_(std::move(threads)), kernels_(*kernels), benches_(size_t(threads_->count())) {
+        for (auto& bench : benches_) bench.scratch.resize(Attention::scratch_floats(shape.dim));
+    }
+
+    const Shape shape;
+    std::vector<LayerWeights> layers;
+    Matrix embed, head;
+    const float* norm = nullptr;
+    const float* cos_sin = nullptr;  // [positions, 2, dim / 2]
+    float* hidden = nullptr;         // [slots, hidden]
+    bool share = true;               // attention reads the KV that sequences have in common once
+
+    const Kernels& kernels() const { return kernels_; }
+
+    struct Batch {
+        const int32_t *tokens, *positions, *write_slots, *q_lens, *kv_lens, *kv_slots;
+        int rows, sequences;
+    };
+
+    void forward(const Batch& batch) {
+        Forward job(*this, batch);
+        threads_->run(job);
+    }
+
+    // Logits [count, vocab] of the hidden states in `slots`.
+    void logits(const int32_t* slots, int count, float* out) {
+        Head job(*this, slots, count);
+        job.out = out;
+        threads_->run(job);
+    }
+
+    // The likeliest token of each row and its logit; the lowest id of equal ones. masks: for each row null (all tokens) or a bit for each token.
+    // A row with a logit that is no number, or with nothing allowed, has a best logit that is not finite.
+    void best(const int32_t* slots, int count, const int32_t* const* masks, int32_t* ids, float* values) {
+        Head job(*this, slots, count);
+        job.masks = masks;
+        threads_->run(job);
+        for (int r = 0; r < count; r++) {
+            values[r] = -std::numeric_limits<float>::infinity();
+            ids[r] = -1;
+            for (int t = 0; t < threads_->count(); t++) {
+                const auto& found = job.found[size_t(t) * count + r];
+                if (std::isnan(found.value)) {
+                    values[r] = found.value;
+                    break;
+                }
+                if (found.value > values[r] || (found.value == values[r] && found.id >= 0 && (ids[r] < 0 || found.id < ids[r])))
+                    values[r] = found.value, ids[r] = found.id;
+            }
+        }
+    }
+
+private:
+    enum Phase { kNorm, kQKV, kAttend, kPrepareO, kO, kPostNorm, kGateUp, kPrepareDown, kDown, kPhases };
+
+    unsigned forms(const LayerWeights& layer, Phase phase) const {
+        switch (phase) {
+            case kQKV: return Input::form_of(layer.q) | Input::form_of(layer.k) | Input::form_of(layer.v);
+            case kO: return Input::form_of(layer.o);
+            case kGateUp: return Input::form_of(layer.gate) | Input::form_of(layer.up);
+            default: return Input::form_of(layer.down);
+        }
+    }
+
+    class Forward : public Job {
+    public:
+        Forward(Model& model, const Batch& batch) : m(model), b(batch), k(model.kernels_), s(model.shape) {
+            serial = ++m.jobs_;
+            const size_t rows = size_t(b.rows);
+            grow(m.x_, rows * s.hidden);
+            grow(m.q_, rows * s.heads * s.dim);
+            grow(m.attended_, rows * s.heads * s.dim);
+            grow(m.inner_, rows * s.inner);
+            unit = 1;
+            while (unit * s.dim % kLanes) unit++;
+            q_units = blocks(s.heads, unit);
+            kv_units = blocks(s.kv_heads, unit);
+            for (auto& bench : m.benches_) {
+                bench.prepared = -1;
+                if (bench.row.size() < size_t(std::max(s.hidden, s.inner))) bench.row.resize(size_t(std::max(s.hidden, s.inner)));
+            }
+            for (const auto& layer : m.layers) {
+                if (plan(layer.window)) continue;
+                plans.emplace_back(layer.window, std::make_unique<Attention>(b.q_lens, b.kv_lens, b.kv_slots, b.sequences, s.heads,
+                                                                             s.kv_heads, s.dim, layer.window, m.threads_->count(),
+                                                                             m.share, m.arena_));
+            }
+            few = b.rows <= kFew;
+            row_blocks = blocks(b.rows, kRowBlock);
+            block = blocks(b.rows, row_blocks);
+        }
+
+        int phases() const override { return int(m.layers.size()) * kPhases + 2; }
+
+        int items(int phase) override {
+            if (phase == 0 || phase == phases() - 1) return blocks(b.rows, kRowItem);
+            const auto& layer = m.layers[size_t(phase - 1) / kPhases];
+            switch (Phase((phase - 1) % kPhases)) {
+                case kNorm:
+                case kPrepareO:
+                case kPostNorm:
+                case kPrepareDown: {
+                    if (few) return 0;
+                    const auto next = Phase((phase - 1) % kPhases + 1);
+                    m.input_.reserve(size_t(b.rows), width(next), m.forms(layer, next));
+                    return blocks(b.rows, kRowItem);
+                }
+                case kQKV: return row_blocks * (q_units + 2 * kv_units);
+                case kAttend: attention = plan(layer.window); attention->begin(); return attention->items();
+                case kO: return row_blocks * groups(layer.o);
+                case kGateUp: return row_blocks * groups(layer.gate);
+                case kDown: return row_blocks * groups(layer.down);
+                default: return 0;
+            }
+        }
+
+        void run(int phase, int item, int thread) override {
+            auto& bench = m.benches_[size_t(thread)];
+            if (phase == 0) return embed(item);
+            if (phase == phases() - 1) return finish(item, bench);
+            const auto& layer = m.layers[size_t(phase - 1) / kPhases];
+            const auto kind = Phase((phase - 1) % kPhases);
+            switch (kind) {
+                case kNorm:
+                case kPrepareO:
+                case kPostNorm:
+                case kPrepareDown: {
+                    const auto next = Phase(kind + 1);
+                    const int begin = item * kRowItem, end = std::min(b.rows, begin + kRowItem);
+                    for (int r = begin; r < end; r++) prepare(layer, next, r, m.input_, bench);
+                    return;
+                }
+                case kQKV: return qkv(layer, item, input(layer, kind, phase, bench), bench);
+                case kAttend:
+                    return attention->run(item, k, m.q_.data(), layer.k_cache, layer.v_cache, s.kv, s.scale, m.attended_.data(),
+                                          bench.scratch.data());
+                case kO: return accumulate(layer.o, item, input(layer, kind, phase, bench));
+                case kGateUp: return gate_up(layer, item, input(layer, kind, phase, bench), bench);
+                default: return accumulate(layer.down, item, input(layer, kind, phase, bench));
+            }
+        }
+
+    private:
+        static void grow(std::vector<float>& buffer, size_t size) {
+            if (buffer.size() < size) buffer.resize(size);
+        }
+
+        Attention* plan(int window) {
+            for (auto& [of, plan] : plans)
+                if (of == window) return plan.get();
+            return nullptr;
+        }
+
+        int width(Phase phase) const {
+            return phase == kO ? s.heads * s.dim : phase == kDown ? s.inner : s.hidden;
+        }
+
+        // Tiles of an item: a few when there are many rows, else so many that each thread has some items to choose from.
+        int tiles_of_item(const Matrix& w) const {
+            if (b.rows >= 64) return 4;
+            return std::max(1, std::min(8, w.tiles() / (6 * m.threads_->count())));
+        }
+        int groups(const Matrix& w) const { return blocks(w.tiles(), tiles_of_item(w)); }
+
+        void embed(int item) {
+            const int begin = item * kRowItem, end = std::min(b.rows, begin + kRowItem);
+            for (int r = begin; r < end; r++) unpack_row(m.embed, b.tokens[r], k, m.x_.data() + size_t(r) * s.hidden);
+        }
+
+        void finish(int item, Bench&) {
+            const int begin = item * kRowItem, end = std::min(b.rows, begin + kRowItem);
+            for (int r = begin; r < end; r++)
+                k.rms_norm(m.x_.data() + size_t(r) * s.hidden, m.norm, s.eps, s.hidden, m.hidden + size_t(b.write_slots[r]) * s.hidden);
+        }
+
+        // Row r of the input of phase `next` into row r of `to`.
+        void prepare(const LayerWeights& layer, Phase next, int r, Input& to, Bench& bench) {
+            const float* from;
+            if (next == kO) {
+                from = m.attended_.data() + size_t(r) * s.heads * s.dim;
+            } else if (next == kDown) {
+                from = m.inner_.data() + size_t(r) * s.inner;
+            } else {
+                k.rms_norm(m.x_.data() + size_t(r) * s.hidden, next == kQKV ? layer.input_norm : layer.post_norm, s.eps, s.hidden,
+                           bench.row.data());
+                from = bench.row.data();
+            }
+            to.fill(k, size_t(r), from, width(next), m.forms(layer, next));
+        }
+
+        Input& input(const LayerWeights& layer, Phase phase, int number, Bench& bench) {
+            if (!few) return m.input_;
+            const long tag = long(serial) << 16 | number;
+            if (bench.prepared != tag) {
+                bench.input.reserve(size_t(b.rows), width(phase), m.forms(layer, phase));
+                for (int r = 0; r < b.rows; r++) prepare(layer, phase, r, bench.input, bench);
+                bench.prepared = tag;
+            }
+            return bench.input;
+        }
+
+        void qkv(const LayerWeights& layer, int item, Input& from, Bench& bench) {
+            const int units = q_units + 2 * kv_units;
+            const int first = item / units * block, count = std::min(block, b.rows - first);
+            int at = item % units;
+            const int part = at < q_units ? 0 : at < q_units + kv_units ? 1 : 2;
+            at -= part == 0 ? 0 : part == 1 ? q_units : q_units + kv_units;
+            const Matrix& w = part == 0 ? layer.q : part == 1 ? layer.k : layer.v;
+            const int head = at * unit, heads = std::min(unit, (part == 0 ? s.heads : s.kv_heads) - head);
+            const int tiles = unit * s.dim / kLanes, stride = tiles * kLanes;
+            grow(bench.wide, size_t(count) * stride);
+            k.matmul(w, at * tiles, std::min(w.tiles(), (at + 1) * tiles), from.rows(w, size_t(first), count),
+                     bench.wide.data() - size_t(at) * tiles * kLanes, size_t(stride), false);
+            const float* norm = part == 0 ? layer.q_norm : part == 1 ? layer.k_norm : nullptr;
+            const int half = s.dim / 2;
+            for (int r = 0; r < count; r++) {
+                const float* angles = m.cos_sin + size_t(b.positions[first + r]) * s.dim;
+                for (int h = 0; h < heads; h++) {
+                    float* values = bench.wide.data() + size_t(r) * stride + size_t(h) * s.dim;
+                    if (norm) k.rms_norm(values, norm, s.eps, s.dim, values);
+                    if (part < 2) k.rope(values, angles, angles + half, half);
+                    if (part == 0) {
+                        std::memcpy(m.q_.data() + (size_t(first + r) * s.heads + head + h) * s.dim, values, size_t(s.dim) * sizeof(float));
+                    } else {
+                        uint8_t* cache = part == 1 ? layer.k_cache : layer.v_cache;
+                        k.store_kv(values, s.dim, s.kv,
+                                   cache + (size_t(b.write_slots[first + r]) * s.kv_heads + head + h) * s.dim * kv_bytes(s.kv));
+                    }
+                }
+            }
+        }
+
+        void gate_up(const LayerWeights& layer, int item, Input& from, Bench& bench) {
+            const int all = groups(layer.gate), size = tiles_of_item(layer.gate);
+            const int first = item / all * block, count = std::min(block, b.rows - first);
+            const int begin = item % all * size, end = std::min(layer.gate.tiles(), begin + size);
+            const size_t stride = size_t(size) * kLanes;
+            const int n = std::min(s.inner, end * kLanes) - begin * kLanes;
+            grow(bench.wide, size_t(count) * stride);
+            grow(bench.other, size_t(count) * stride);
+            k.matmul(layer.gate, begin, end, from.rows(layer.gate, size_t(first), count), bench.wide.data() - size_t(begin) * kLanes, stride,
+                     false);
+            k.matmul(layer.up, begin, end, from.rows(layer.up, size_t(first), count), bench.other.data() - size_t(begin) * kLanes, stride,
+                     false);
+            for (int r = 0; r < count; r++)
+                k.silu_mul(bench.wide.data() + size_t(r) * stride, bench.other.data() + size_t(r) * stride, n,
+                           m.inner_.data() + size_t(first + r) * s.inner + size_t(begin) * kLanes);
+        }
+
+        void accumulate(const Matrix& w, int item, Input& from) {
+            const int all = groups(w), size = tiles_of_item(w);
+            const int first = item / all * block, count = std::min(block, b.rows - first);
+            const int begin = item % all * size, end = std::min(w.tiles(), begin + size);
+            k.matmul(w, begin, end, from.rows(w, size_t(first), count), m.x_.data() + size_t(first) * s.hidden, size_t(s.hidden), true);
+        }
+
+        Model& m;
+        const Batch& b;
+        const Kernels& k;
+        const Shape& s;
+        unsigned serial;
+        int unit, q_units, kv_units, row_blocks, block;
+        bool few;
+        std::vector<std::pair<int, std::unique_ptr<Attention>>> plans;
+        Attention* attention = nullptr;
+    };
+
+    struct Found {
+        float value = -std::numeric_limits<float>::infinity();
+        int32_t id = -1;
+    };
+
+    class Head : public Job {
+    public:
+        Head(Model& model, const int32_t* slots, int count)
+            : m(model), k(model.kernels_), slots(slots), count(count), w(model.head), forms(Input::form_of(model.head)) {
+            size = count >= 64 ? 4 : 8;
+            row_blocks = blocks(count, kRowBlock);
+            block = blocks(count, row_blocks);
+            m.input_.reserve(size_t(count), w.k, forms);
+        }
+
+        int phases() const override { return 2; }
+        int items(int phase) override {
+            if (phase == 0) return blocks(count, kRowItem);
+            if (!out) found.resize(size_t(m.threads_->count()) * count);
+            return row_blocks * blocks(w.tiles(), size);
+        }
+
+        void run(int phase, int item, int thread) override {
+            if (phase == 0) {
+                for (int r = item * kRowItem; r < std::min(count, (item + 1) * kRowItem); r++)
+                    m.input_.fill(k, size_t(r), m.hidden + size_t(slots[r]) * w.k, w.k, forms);
+                return;
+            }
+            const int all = blocks(w.tiles(), size);
+            const int first = item / all * block, rows = std::min(block, count - first);
+            const int begin = item % all * size, end = std::min(w.tiles(), begin + size);
+            const Rows from = m.input_.rows(w, size_t(first), rows);
+            if (out) return k.matmul(w, begin, end, from, out + size_t(first) * w.n, size_t(w.n), false);
+            auto& buffer = m.benches_[size_t(thread)].wide;
+            const size_t stride = size_t(size) * kLanes;
+            if (buffer.size() < rows * stride) buffer.resize(rows * stride);
+            for (int tile = begin; tile < end; tile++) {
+                if (!wanted(tile, first, rows)) continue;
+                k.matmul(w, tile, tile + 1, from, buffer.data() - size_t(tile) * kLanes, kLanes, false);
+                for (int r = 0; r < rows; r++) search(tile, first + r, buffer.data() + size_t(r) * kLanes, thread);
+            }
+        }
+
+        const int32_t* const* masks = nullptr;
+        float* out = nullptr;
+        std::vector<Found> found;  // [threads, count]
+
+    private:
+        unsigned allowed(int tile, int row) const {
+            if (!masks || !masks[row]) return 0xffff;
+            return uint32_t(masks[row][tile / 2]) >> (tile % 2 * kLanes) & 0xffff;
+        }
+
+        bool wanted(int tile, int first, int rows) const {
+            for (int r = first; r < first + rows; r++)
+                if (allowed(tile, r)) return true;
+            return false;
+        }
+
+        void search(int tile, int row, const float* values, int thread) {
+            const unsigned mask = allowed(tile, row);
+            if (!mask) return;
+            auto& best = found[size_t(thread) * count + row];
+            const int n = std::min(kLanes, w.n - tile * kLanes);
+            for (int i = 0; i < n; i++) {
+                if (!(mask >> i & 1) || values[i] < best.value) continue;
+                const int id = tile * kLanes + i;
+                if (values[i] == best.value && best.id >= 0 && id > best.id) continue;
+                if (!std::isnan(best.value)) best.value = values[i], best.id = id;
+            }
+        }
+
+        Model& m;
+        const Kernels& k;
+        const int32_t* slots;
+        const int count;
+        const Matrix& w;
+        const unsigned forms;
+        int size, row_blocks, block;
+    };
+
+    std::shared_ptr<Threads> threads_;
+    const Kernels& kernels_;
+    std::vector<Bench> benches_;
+    std::vector<float> x_, q_, attended_, inner_;
+    Input input_;
+    Attention::Arena arena_;
+    unsigned jobs_ = 0;
+};
+
+inline float half_to_float(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
+    float value;
+    if (exponent == 0) {
+        value = float(mantissa) * 0x1p-24f;
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        bits |= sign;
+        std::memcpy(&value, &bits, 4);
+        return value;
+    }
+    const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline void unpack_row(const Matrix& w, int index, const Kernels&, float* out) {
+    const int tile = index / kLanes, lane = index % kLanes;
+    if (w.kind == Kind::kQ4 || w.kind == Kind::kQ8) {
+        const int code_bytes = w.group * kLanes / (w.kind == Kind::kQ4 ? 2 : 1), scale = w.wide ? 4 : 2;
+        const uint8_t* at = w.data + size_t(tile) * (w.k / w.group) * group_bytes(w);
+        for (int g = 0; g < w.k / w.group; g++, at += group_bytes(w)) {
+            const auto number = [&](int which) {
+                const uint8_t* p = at + code_bytes + (size_t(which) * kLanes + lane) * scale;
+                if (w.wide) {
+                    float value;
+                    std::memcpy(&value, p, 4);
+                    return value;
+                }
+                uint16_t half;
+                std::memcpy(&half, p, 2);
+                return half_to_float(half);
+            };
+            const float d = number(0), min = w.mins ? number(1) : -float(w.offset) * d;
+            for (int i = 0; i < w.group; i++) {
+                int code;
+                if (w.kind == Kind::kQ8) {
+                    code = at[i / 4 * 64 + lane * 4 + i % 4];
+                } else {
+                    const int half = w.group / 2, j = i % half;
+                    code = at[j / 4 * 64 + lane * 4 + j % 4] >> (i < half ? 0 : 4) & 15;
+                }
+                out[g * w.group + i] = d * float(code) + min;
+            }
+        }
+        return;
+    }
+    for (int i = 0; i < w.k; i++) {
+        const size_t at = (size_t(tile) * w.k + i) * kLanes + lane;
+        if (w.kind == Kind::kF32) {
+            std::memcpy(out + i, w.data + at * 4, 4);
+            continue;
+        }
+        uint16_t raw;
+        std::memcpy(&raw, w.data + at * 2, 2);
+        if (w.kind == Kind::kF16) {
+            out[i] = half_to_float(raw);
+        } else {
+            const uint32_t bits = uint32_t(raw) << 16;
+            std::memcpy(out + i, &bits, 4);
+        }
+    }
+}
+
+}  // namespace radixrt

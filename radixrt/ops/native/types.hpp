@@ -1,0 +1,58 @@
+// Plain data that crosses the borders between the variants: nothing here depends on an instruction set.
+//
+// Everything is computed in float32. Every output element of every kernel is made by the same sequence of floating-point
+// operations whatever else is computed beside it: a row's result does not depend on the batch it is in.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace radixrt {
+
+constexpr int kLanes = 16;   // outputs of a weight tile; lanes of the logical vector on every machine
+constexpr int kBlock = 32;   // elements of a quantization block
+constexpr int kChunk = 64;   // positions of KV that attention loads at once
+constexpr int kSpan = 128;   // positions whose attention is computed from scratch and merged, in order; starts at its multiples
+
+enum class Kind : int { kQ4 = 0, kQ8 = 1, kF32 = 2, kF16 = 3, kBF16 = 4 };  // how weights are stored
+enum class KV : int { kF32 = 0, kF16 = 1, kBF16 = 2 };                      // how keys and values are stored
+
+// A weight matrix [n, k], in tiles of 16 outputs (n padded with zeros):
+//   kQ4, kQ8   a tile is k / group groups after one another. A group is its codes and then its scales:
+//              codes   for each 4 elements of k: 16 lanes x 4 unsigned bytes (kQ8); kQ4: 64 bytes hold the elements 4i .. 4i+3
+//                      in the low and 4i + group/2 .. in the high four bits
+//              scales  d[16], then m[16] where `mins` is set; float16, or float32 where `wide` is set
+//              value = d * code + m, and m = -offset * d where `mins` is not set
+//   kF*        a tile is k x 16 elements
+struct Matrix {
+    const uint8_t* data = nullptr;
+    const float* bias = nullptr;  // [n padded] or none
+    int n = 0, k = 0;
+    Kind kind = Kind::kF32;
+    int group = kBlock;           // 32 or 16
+    int offset = 0;
+    bool mins = false, wide = false;
+    int tiles() const { return (n + kLanes - 1) / kLanes; }
+};
+
+inline size_t group_bytes(const Matrix& w) {
+    return size_t(w.group) * kLanes / (w.kind == Kind::kQ4 ? 2 : 1) + size_t(kLanes) * (w.wide ? 4 : 2) * (w.mins ? 2 : 1);
+}
+
+inline size_t matrix_bytes(const Matrix& w) {
+    const size_t tiles = size_t(w.tiles());
+    if (w.kind == Kind::kQ4 || w.kind == Kind::kQ8) return tiles * size_t(w.k / w.group) * group_bytes(w);
+    return tiles * kLanes * size_t(w.k) * (w.kind == Kind::kF32 ? 4 : 2);
+}
+
+// Rows of activations: float32, and for quantized matrices signed bytes with a scale a group of 16 or 32.
+//   value ~ scale * code;  sum = sum of the group's codes;  weight = scale * sum
+struct Rows {
+    const float* x = nullptr;         // [rows, k] (float matrices)
+    const int8_t* codes = nullptr;    // [rows, k]
+    const float* scale = nullptr;     // [rows, k / group]
+    const float* weight = nullptr;    // [rows, k / group]
+    const int32_t* sum = nullptr;     // [rows, k / group]
+    int rows = 0, k = 0;
+};
+
+}  // namespace radixrt

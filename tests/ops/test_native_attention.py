@@ -1,0 +1,292 @@
+"""Native attention: right by torch's, and the same bits whatever is computed beside a row, however it is cut, shared and ordered."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+native = pytest.importorskip("radixrt.ops._native", reason="the native kernels are not built")
+
+KINDS = {0: torch.float32, 1: torch.float16, 2: torch.bfloat16}
+
+
+VARIANTS = native.variants()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences with queries at their last positions, over caches of which the sequences may share slots."""
+
+    q: torch.Tensor  # [T, heads, dim]
+    k: torch.Tensor  # [slots, kv_heads, dim]
+    v: torch.Tensor
+    q_lens: tuple[int, ...]
+    slots: tuple[tuple[int, ...], ...]  # of each sequence
+    window: int = 0
+
+    def alone(self, sequence: int, queries: slice) -> Batch:
+        """Only some queries of one sequence, which then ends behind them."""
+        q = self.q[sum(self.q_lens[:sequence]) :][: self.q_lens[sequence]][queries]
+        stop = queries.indices(self.q_lens[sequence])[1]
+        kept = len(self.slots[sequence]) - self.q_lens[sequence] + stop
+        return replace(self, q=q, q_lens=(len(q),), slots=(self.slots[sequence][:kept],))
+
+
+def run(
+    batch: Batch, variant: str, *, threads: int = 1, share: bool = True, seed: int = 0, most_parts: int = 1 << 24
+) -> torch.Tensor:
+    out = torch.full_like(batch.q, float("nan"))
+    kind = next(kind for kind, dtype in KINDS.items() if dtype is batch.k.dtype)
+    k, v = (cache.view(torch.int32 if kind == 0 else torch.int16).numpy() for cache in (batch.k, batch.v))
+    native.attention(
+        variant,
+        batch.q.contiguous().numpy(),
+        k,
+        v,
+        kind,
+        np.array(batch.q_lens, np.int32),
+        np.array([len(slots) for slots in batch.slots], np.int32),
+        np.array(list(itertools.chain(*batch.slots)), np.int32),
+        batch.q.shape[1],
+        batch.k.shape[1],
+        batch.q.shape[2],
+        batch.window,
+        batch.q.shape[2] ** -0.5,
+        out.numpy(),
+        threads,
+        share,
+        seed,
+        most_parts,
+    )
+    return out
+
+
+def expected(batch: Batch) -> torch.Tensor:
+    """By torch, in float64, one sequence after the other."""
+    parts, row = [], 0
+    for count, slots in zip(batch.q_lens, batch.slots):
+        q = batch.q[row : row + count].double().transpose(0, 1)
+        row += count
+        k, v = (cache[list(slots)].double().transpose(0, 1) for cache in (batch.k, batch.v))
+        position = torch.arange(len(slots) - count, len(slots))[:, None]
+        key = torch.arange(len(slots))[None, :]
+        seen = key <= position
+        if batch.window:
+            seen &= key > position - batch.window
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        parts.append(out.transpose(0, 1))
+    return torch.cat(parts).float()
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+def make(
+    q_lens: tuple[int, ...],
+    slots: tuple[tuple[int, ...], ...],
+    *,
+    heads: int = 6,
+    kv_heads: int = 2,
+    dim: int = 16,
+    window: int = 0,
+    kind: int = 0,
+    seed: int = 0,
+    spread: float = 1.0,
+) -> Batch:
+    """Random numbers; what no sequence owns is NaN."""
+    g = torch.Generator().manual_seed(seed)
+    count = max(map(max, slots)) + 2
+    k, v = (torch.randn(count, kv_heads, dim, generator=g) * spread for _ in range(2))
+    free = sorted(set(range(count)) - set(itertools.chain(*slots)))
+    k[free], v[free] = float("nan"), float("nan")
+    q = torch.randn(sum(q_lens), heads, dim, generator=g) * spread
+    return Batch(q, k.to(KINDS[kind]), v.to(KINDS[kind]), q_lens, slots, window)
+
+
+def line(first: int, length: int) -> tuple[int, ...]:
+    return tuple(range(first, first + length))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    """Sequences off a tree of slots in random order: branches at any position, decodes, short extensions and prefills."""
+    order = np.random.default_rng(draw(st.integers(0, 99))).permutation(4000).tolist()
+    sequences: list[tuple[int, ...]] = []
+    q_lens = []
+    for _ in range(draw(st.integers(1, 5))):
+        prefix: tuple[int, ...] = ()
+        if sequences and draw(st.booleans()):
+            parent = draw(st.sampled_from(sequences))
+            prefix = parent[: draw(st.sampled_from([0, 1, 100, 128, 129, 256, 300, len(parent)]))]
+        q_len = draw(st.sampled_from([1, 1, 1, 2, 8, 16, 17, 49, 130]))
+        own = max(draw(st.sampled_from([0, 1, 30, 127, 128, 200, 500])), q_len - len(prefix), 1 - len(prefix))
+        sequences.append(prefix + tuple(order.pop() for _ in range(own)))
+        q_lens.append(q_len)
+    kv_heads, share = draw(st.sampled_from([(1, 1), (2, 3), (3, 1), (1, 8), (2, 4)]))
+    return make(
+        tuple(q_lens),
+        tuple(sequences),
+        heads=kv_heads * share,
+        kv_heads=kv_heads,
+        dim=draw(st.sampled_from([8, 16, 24, 32, 64, 80, 96, 128])),
+        window=draw(st.sampled_from([0, 0, 1, 5, 64, 128, 150])),
+        kind=draw(st.sampled_from([0, 1, 2])),
+        seed=draw(st.integers(0, 99)),
+        spread=draw(st.sampled_from([0.01, 1.0, 6.0])),
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=15, deadline=None)
+@given(batch=batches())
+def test_it_is_attention(variant: str, batch: Batch) -> None:
+    want = expected(batch)
+    torch.testing.assert_close(run(batch, variant), want, rtol=2e-5, atol=1e-5 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=15, deadline=None)
+@given(batch=batches(), data=st.data())
+def test_a_row_has_the_same_bits_whatever_is_beside_it(variant: str, batch: Batch, data: st.DataObject) -> None:
+    whole = run(batch, variant)
+    assert same_bits(whole, run(batch, variant, share=False))
+    assert same_bits(whole, run(batch, variant, most_parts=0))  # every sequence goes as a prefill does
+    assert same_bits(whole, run(batch, variant, threads=3, seed=data.draw(st.integers(1, 9))))
+    sequence = data.draw(st.integers(0, len(batch.q_lens) - 1))
+    count = batch.q_lens[sequence]
+    first = data.draw(st.integers(0, count - 1))
+    last = data.draw(st.sampled_from(sorted({first + 1, min(first + 7, count), count})))
+    row = sum(batch.q_lens[:sequence])
+    assert same_bits(whole[row + first : row + last], run(batch.alone(sequence, slice(first, last)), variant))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("window", [0, 1, 100, 300])
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_long_sequences_have_the_same_bits_alone(variant: str, window: int, kind: int) -> None:
+    """Many spans, windows that begin anywhere in them; one that takes its spans in order beside one whose parts are merged."""
+    slots = (line(0, 700), line(0, 650), line(0, 520) + line(800, 41), line(0, 300) + line(900, 330))
+    batch = make((1, 3, 16, 130), slots, dim=24, window=window, kind=kind)
+    whole = run(batch, variant)
+    torch.testing.assert_close(whole, expected(batch), rtol=2e-5, atol=1e-5)
+    assert same_bits(whole, run(batch, variant, share=False, most_parts=0))
+    for sequence, query in ((0, 0), (1, 1), (2, 15), (3, 0), (3, 77), (3, 128)):
+        row = sum(batch.q_lens[:sequence]) + query
+        assert same_bits(whole[row : row + 1], run(batch.alone(sequence, slice(query, query + 1)), variant))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dim", [8, 16, 40, 64, 112, 128, 256])
+@pytest.mark.parametrize("heads, kv_heads", [(1, 1), (9, 3), (100, 1), (200, 2)])
+def test_shapes(variant: str, dim: int, heads: int, kv_heads: int) -> None:
+    batch = make((1, 3, 20), (line(0, 200), line(100, 131), line(5, 64)), heads=heads, kv_heads=kv_heads, dim=dim)
+    whole = run(batch, variant)
+    torch.testing.assert_close(whole, expected(batch), rtol=2e-5, atol=1e-5)
+    assert same_bits(whole[3:4], run(batch.alone(1, slice(2, 3)), variant))
+
+
+def test_what_is_shared_is_read_once() -> None:
+    """By the number of units, each of which reads its span once: spans alike in several sequences, at any depth, are one."""
+    prefix, other = line(0, 384), line(1000, 256)
+    slots = (prefix + line(400, 10), prefix + line(500, 20), prefix[:256] + line(600, 128), other, other + line(700, 1))
+    batch = make((1, 1, 1, 1, 1), slots)
+    arguments = (np.array(batch.q_lens, np.int32), np.array([len(s) for s in slots], np.int32))
+    flat = np.array(list(itertools.chain(*slots)), np.int32)
+    units = []
+    for share in (True, False):
+        k, v = batch.k.numpy(), batch.v.numpy()
+        out = np.empty(batch.q.shape, np.float32)
+        tail = (6, 2, 16, 0, 1.0, out, 1, share, 0, 1 << 24)
+        units.append(native.attention(VARIANTS[0], batch.q.numpy(), k, v, 0, *arguments, flat, *tail)[1])
+    assert units == [2 + 1 + 1 + 2 + 2 + 1, 4 + 4 + 3 + 2 + 3]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_extremes(variant: str) -> None:
+    """One key; many sequences; a long one; scores far apart; an infinite value that a query does not see is not its matter."""
+    one = make((1,), ((7,),), heads=2, kv_heads=1, dim=8)
+    assert torch.equal(run(one, variant)[0, 0], one.v[7, 0])
+    many = make((1,) * 1000, tuple((*line(0, 128), i + 128) for i in range(1000)), heads=2, kv_heads=1, dim=8)
+    assert same_bits(run(many, variant, threads=2)[500:501], run(many.alone(500, slice(0, 1)), variant))
+    long = make((1, 2), (line(0, 100_000), line(0, 99_000)), heads=1, kv_heads=1, dim=8)
+    torch.testing.assert_close(run(long, variant), expected(long), rtol=1e-4, atol=1e-5)
+    apart = make((1,), (line(0, 300),), heads=1, kv_heads=1, dim=8, spread=1.0)
+    apart.q.mul_(1e4)
+    best = (apart.k[list(apart.slots[0]), 0] @ apart.q[0, 0]).argmax()
+    assert torch.equal(run(apart, variant)[0, 0], apart.v[best, 0])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_nan_stays_with_its_sequence(variant: str, where: str) -> None:
+    batch = make((1, 1), (line(0, 150) + line(300, 9), line(0, 150) + line(400, 9)))
+    clean = run(batch, variant)
+    if where == "q":
+        batch.q[0] = float("nan")
+    else:
+        getattr(batch, where)[305] = float("nan")
+    out = run(batch, variant)
+    assert out[0].isnan().all()
+    assert same_bits(out[1:], clean[1:])
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        ({"variant": "sse9"}, "variant=sse9"),
+        ({"kind": 3}, "kind: must be 0"),
+        ({"kv_heads": 4}, "heads: must be a multiple of kv_heads"),
+        ({"dim": 0}, "dim: must be 1"),
+        ({"window": -1}, "window: must be"),
+        ({"threads": 0}, "threads: must be"),
+        ({"q": b"\0" * 4}, "q: must be float32"),
+        ({"out": bytearray(4)}, "out: must be as large as q"),
+        ({"k": b"\0" * 5}, "k: must be"),
+        ({"v": b"\0" * 128}, "v: must be as large"),
+        ({"q_lens": np.array([3], np.int32)}, "q_lens: 0 <= "),
+        ({"q_lens": np.array([1, 1], np.int32)}, "kv_lens: must have as many"),
+        ({"kv_slots": np.array([0], np.int32)}, "kv_slots: must have"),
+        ({"kv_slots": np.array([0, 9], np.int32)}, "kv_slots: a slot outside"),
+        ({"kv_slots": np.array([-1, 0], np.int32)}, "kv_slots: a slot outside"),
+    ],
+)
+def test_refusals(change: dict[str, object], problem: str) -> None:
+    arguments: dict[str, object] = {
+        "variant": VARIANTS[0],
+        "q": np.zeros((1, 2, 8), np.float32),
+        "k": np.zeros((9, 1, 8), np.float32),
+        "v": np.zeros((9, 1, 8), np.float32),
+        "kind": 0,
+        "q_lens": np.array([1], np.int32),
+        "kv_lens": np.array([2], np.int32),
+        "kv_slots": np.array([0, 1], np.int32),
+        "heads": 2,
+        "kv_heads": 1,
+        "dim": 8,
+        "window": 0,
+        "scale": 1.0,
+        "out": np.zeros((1, 2, 8), np.float32),
+        "threads": 1,
+        "share": True,
+        "seed": 0,
+        "most_parts": 0,
+    }
+    if change.get("kv_heads") == 4:
+        change = {**change, "k": np.zeros((9, 4, 8), np.float32), "v": np.zeros((9, 4, 8), np.float32)}
+    native.attention(*arguments.values())
+    with pytest.raises(ValueError, match=problem):
+        native.attention(*(arguments | change).values())
+
+
+def test_this_machine_has_variants() -> None:
+    assert "portable" in VARIANTS
+    if platform.machine() in ("aarch64", "arm64"):
+        assert "neon" in VARIANTS
