@@ -25,7 +25,7 @@ def consistent(s: ProgramState, question: str, samples: int = 7) -> int:
 
 
 def main() -> None:
-    state = consistent.run(QUESTION, seed=1)
+    state = consistent.run(QUESTION, seed=6)
     for reasoning, answer in zip(state["reasoning"], state["answer"], strict=True):
         print(f"{answer}: {reasoning.strip()}")
     print(f"the vote: {state.ret_value}")

@@ -15,7 +15,9 @@ from radixrt.errors import InvalidRequest, shown, unknown_field
 POLICIES = ("lpm", "dfs-weight", "fcfs", "priority")
 _MOST = 2**31 - 1  # slots, pages and positions are int32
 _MOST_THREADS = 1024  # torch takes more, and every one of them costs memory and time
+_MOST_DRAFTS = 64  # a sequence's share of one step
 BACKENDS = ("auto", "native", "reference")
+KERNELS = ("auto", "native", "torch")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -58,7 +60,17 @@ class EngineConfig:
         "computation dtype; auto: float32 on a CPU, the model's own elsewhere (in 16 bits, rounding can depend on the batch)",
         choices=DTYPES,
     )
-    kv_dtype: str = _setting("auto", "dtype of cached keys and values; auto: the computation dtype", choices=DTYPES)
+    kv_dtype: str = _setting(
+        "auto",
+        "dtype of cached keys and values; auto: float16 with native kernels, else the computation dtype",
+        choices=DTYPES,
+    )
+    kernels: str = _setting(
+        "auto",
+        "what computes the model; native: the CPU kernels on weights as stored; torch: the reference, on weights in dtype; "
+        "auto: native on a CPU where it was built and dtype is auto or float32",
+        choices=KERNELS,
+    )
     kv_memory_fraction: float = _setting(
         0.3,
         "share of free memory (the device's, within the control group) of the KV pool when max_total_tokens is not given",
@@ -74,6 +86,11 @@ class EngineConfig:
     chat_template: str | None = _setting(None, "file with a jinja chat template to use instead of the model's own")
     jump_forward: bool = _setting(
         True, "append text that a constraint forces without sampling it, in the tokenizer's own tokens"
+    )
+    speculation: int = _setting(
+        0,
+        "most tokens guessed ahead for a sequence, by what the cache or its own text had there before, and verified in one step: "
+        "the same output, sooner where text repeats; 0: none",
     )
     grammar_backend: str = _setting(
         "auto", "what runs constraints; auto: native where it was built, else the Python reference", choices=BACKENDS
@@ -95,6 +112,7 @@ class EngineConfig:
             ("max_n", 1, _MOST),
             ("max_choices", 1, _MOST),
             ("max_logprobs", 0, _MOST),
+            ("speculation", 0, _MOST_DRAFTS),
             ("max_logit_bias", 0, _MOST),
             ("seed", -(2**63), 2**64 - 1),
         ):
@@ -115,6 +133,7 @@ class EngineConfig:
             ("schedule_policy", POLICIES),
             ("dtype", DTYPES),
             ("kv_dtype", DTYPES),
+            ("kernels", KERNELS),
             ("grammar_backend", BACKENDS),
         ):
             value = getattr(self, name)

@@ -29,5 +29,5 @@ def default_engine() -> Iterator[Any]:
     """An engine on the embedded default model, shared by all tests: leave nothing running in it."""
     from radixrt import Engine
 
-    with Engine(max_total_tokens=16384, check_integrity=True) as engine:
+    with Engine(max_total_tokens=16384, check_integrity=True, kernels="torch") as engine:
         yield engine

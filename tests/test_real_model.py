@@ -65,7 +65,7 @@ def test_greedy_tokens_of_twenty_prompts(cached: str, default_engine: Engine, ex
 
 def test_greedy_tokens_without_a_cache_in_a_tight_pool(expected: list[list[int]]) -> None:
     with Engine(
-        disable_radix_cache=True, max_total_tokens=128, chunked_prefill_size=16, check_integrity=True
+        disable_radix_cache=True, max_total_tokens=128, chunked_prefill_size=16, check_integrity=True, kernels="torch"
     ) as engine:
         outputs = engine.generate(prompts_of(engine)[:6], GREEDY)
     assert [list(o.token_ids) for o in outputs] == expected[:6]

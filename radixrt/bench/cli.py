@@ -7,6 +7,7 @@ is imported before ``run``.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="size of the workloads (default 1.0)")
     parser.add_argument("--workload-seed", type=int, default=0, metavar="N", help="seed of the prompts (default 0)")
     parser.add_argument("--cache-ab", action="store_true", help="compare the prefix cache on and off, A B A B")
+    parser.add_argument(
+        "--limits",
+        action="store_true",
+        help="show what the machine can do and which share of it the native kernels reach",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every run to FILE as JSON")
 
 
@@ -63,6 +69,13 @@ def run(args: argparse.Namespace) -> int:
     if not 0.0 < args.scale <= 100.0:
         raise InvalidRequest("--scale", f"={args.scale}: must be above 0 and at most 100")
     settings = dict(args.engine)
+    if args.limits:
+        from radixrt.bench.limits import show_limits
+
+        figures = show_limits(settings, args.repeats, Console(soft_wrap=True))
+        if args.json:
+            args.json.write_text(json.dumps(figures, indent=1) + "\n")
+        return 0
     _comparisons, judged = bench(
         names,
         settings,

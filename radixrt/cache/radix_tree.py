@@ -24,25 +24,28 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from radixrt.cache.page_pool import IntArray
 
 _ITEM = 4  # bytes of one token in a key
+_CHILDREN = 16  # children looked at for one that begins with a part of a page
 _NONE: IntArray = np.empty(0, dtype=np.int32)
 
 
 class Node:
     """One edge of the tree: ``key`` (token bytes) and the ``slots`` that hold its KV, one a token."""
 
-    __slots__ = ("children", "gone", "holds", "key", "locks", "namespace", "parent", "slots")
+    __slots__ = ("children", "gone", "holds", "key", "latest", "locks", "namespace", "parent", "slots")
 
     def __init__(self, parent: Node | None, key: bytes, slots: IntArray, namespace: str) -> None:
         self.parent = parent
         self.key = key
         self.slots = slots
         self.children: dict[bytes, Node] = {}
+        self.latest: Node | None = None  # the child that was locked last, while it is one
         self.locks = 0
         self.holds = 0
         self.gone = False  # evicted; ``parent`` is then the node that its holds moved to
@@ -135,6 +138,51 @@ class RadixTree:
         slots = found[0] if len(found) == 1 else np.concatenate(found) if found else _NONE
         return Match(last, at // _ITEM, slots)
 
+    # ---- guessing
+
+    def follow(self, place: tuple[Node, int], tokens: IntArray) -> tuple[Node, int] | None:
+        """Go on from a place in the tree by ``tokens``; ``None``: they are not cached there. Changes and locks nothing.
+
+        A place is a node and how many tokens of its key lie behind the place. One that was kept while the tree changed may be
+        found wrong (``None``) or lead astray: it is good for a guess only.
+        """
+        node, left = place[0], place[1] * _ITEM
+        if node.gone or left > len(node.key):
+            return None
+        data, at = tokens.tobytes(), 0
+        while at < len(data):
+            if not left:
+                child = self._child(node, data[at : at + self._page_bytes])
+                if child is None:
+                    return None
+                node, left = child, len(child.key)
+            start = len(node.key) - left
+            size = min(left, len(data) - at)
+            if node.key[start : start + size] != data[at : at + size]:
+                return None
+            at += size
+            left -= size
+        return node, left // _ITEM
+
+    def continuation(self, place: tuple[Node, int], count: int) -> IntArray:
+        """Up to ``count`` cached tokens that follow a place: down the children that were used last."""
+        node, left = place
+        found = [node.key[len(node.key) - left * _ITEM :]]
+        missing = count - left
+        while missing > 0 and node.children:
+            node = node.latest or next(reversed(node.children.values()))
+            found.append(node.key)
+            missing -= node.tokens
+        return np.frombuffer(b"".join(found)[: count * _ITEM], dtype=np.int32)
+
+    def _child(self, node: Node, start: bytes) -> Node | None:
+        """The child that begins with ``start``, at most a page; of several with a part of one, the one used last."""
+        if len(start) == self._page_bytes:
+            return node.children.get(start)
+        some = islice(reversed(node.children.values()), _CHILDREN)
+        newest = some if node.latest is None else (node.latest, *some)
+        return next((child for child in newest if child.key.startswith(start)), None)
+
     # ---- growing
 
     def extend(self, node: Node, tokens: IntArray, slots: IntArray, *, fresh: bool = False) -> Match:
@@ -156,7 +204,7 @@ class RadixTree:
         if at < end:
             leaf = Node(last, data[at:], slots[at // _ITEM :].copy(), node.namespace)
             leaf.locks = 1
-            last.children[data[at : at + self._page_bytes]] = leaf
+            last.children[data[at : at + self._page_bytes]] = last.latest = leaf
             if fresh:
                 self._fresh[leaf] = None
             self.protected_tokens += leaf.tokens
@@ -208,6 +256,7 @@ class RadixTree:
                 self.evictable_tokens -= size
                 self.protected_tokens += size
             assert node.parent is not None
+            node.parent.latest = node
             node = node.parent
 
     # ---- holding
@@ -328,6 +377,7 @@ class RadixTree:
         for namespace, root in self._roots.items():
             assert root.parent is None and root.namespace == namespace and not root.key
             assert root.children or root.locks, f"empty root of namespace {namespace!r} was kept"
+            assert root.latest is None or (root.latest.parent is root and not root.latest.gone)
             assert root.locks >= sum(child.locks for child in root.children.values())
             assert root.holds >= sum(child.holds for child in root.children.values())
         for node in self.walk():
@@ -338,6 +388,7 @@ class RadixTree:
             assert node.locks >= sum(child.locks for child in node.children.values()), "a child is locked more"
             assert node.holds >= sum(child.holds for child in node.children.values()), "a child is held more"
             assert node.namespace == node.parent.namespace and not node.gone
+            assert node.latest is None or (node.latest.parent is node and not node.latest.gone)
             assert (node in self._recency) == (node.locks == 0 == node.holds), "wrong nodes in the list without holds"
             assert (node in self._held) == (node.locks == 0 < node.holds), "wrong nodes in the list of the held"
             if node.locks == 0:
@@ -397,8 +448,10 @@ class RadixTree:
         assert parent is not None
         upper = Node(parent, node.key[:at], node.slots[: at // _ITEM].copy(), node.namespace)
         upper.locks, upper.holds = node.locks, node.holds
-        upper.children[node.key[at : at + self._page_bytes]] = node
+        upper.children[node.key[at : at + self._page_bytes]] = upper.latest = node
         parent.children[node.key[: self._page_bytes]] = upper
+        if parent.latest is node:
+            parent.latest = upper
         node.parent = upper
         node.key = node.key[at:]
         node.slots = node.slots[at // _ITEM :].copy()
@@ -415,6 +468,8 @@ class RadixTree:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key[: self._page_bytes]]
+        if parent.latest is leaf:
+            parent.latest = None
         if leaf.holds:  # they count for the parent already
             del self._held[leaf]
             self.held_tokens -= leaf.tokens

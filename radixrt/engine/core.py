@@ -7,7 +7,6 @@ one thread uses an engine at a time (``AsyncEngine`` gives it a thread of its ow
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import time
 import uuid
@@ -25,7 +24,7 @@ from radixrt.engine.exclusive import Exclusive
 from radixrt.engine.inputs import Message, Prompt, params_for, read_template, split_prompts, to_ids
 from radixrt.engine.intake import Intake, Ready
 from radixrt.engine.live import LiveRequest, LiveSample
-from radixrt.engine.scoring import score
+from radixrt.engine.sampling import sample_step
 from radixrt.engine.stats import EngineStats, OptimalCache
 from radixrt.errors import EngineClosed, InvalidRequest, RadixrtError
 from radixrt.grammar.compile import compile_constraint
@@ -37,9 +36,8 @@ from radixrt.model.runner import ModelInfo, ModelRunner
 from radixrt.model.source import resolve
 from radixrt.model.tokenizer import Tokenizer
 from radixrt.progress import progress as show_progress
-from radixrt.request import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, SamplingParams
-from radixrt.sampling.logprobs import position_logprobs
-from radixrt.sampling.sampler import Sampled, sample
+from radixrt.request import FinishReason, OutputDelta, RequestOutput, SamplingParams
+from radixrt.sampling.sampler import Sampled
 from radixrt.sampling.spec import mix
 from radixrt.scheduler.batch import Batch
 from radixrt.scheduler.hints import ProgramHint
@@ -335,6 +333,8 @@ class Engine:
             waiting=self._scheduler.waiting_count,
             steps=counters.steps,
             forward_tokens=counters.forward_tokens,
+            draft_tokens=counters.drafted,
+            accepted_tokens=self._accepted_tokens,
         )
 
     def reset_stats(self) -> None:
@@ -344,7 +344,7 @@ class Engine:
             self._tree.evicted_tokens = 0
         self._optimal = OptimalCache()
         self._request_count = self._prompt_tokens = self._computed_tokens = self._unique_tokens = 0
-        self._generated_tokens = self._forced_tokens = 0
+        self._generated_tokens = self._forced_tokens = self._accepted_tokens = 0
 
     def flush_cache(self) -> int:
         """Forget all KV that no running request holds; returns how many tokens."""
@@ -413,7 +413,16 @@ class Engine:
                 sequence = Sequence(self._next_uid, prompt, limit, cache_salt, priority, hint=hint)
                 self._next_uid += 1
                 own_seed = mix(seed, index) if index else seed
-                item = LiveSample(request, index, sequence, self.tokenizer, own_seed, ready.constraint, ready.healing)
+                item = LiveSample(
+                    request,
+                    index,
+                    sequence,
+                    self.tokenizer,
+                    own_seed,
+                    ready.constraint,
+                    ready.healing,
+                    self.config.speculation,
+                )
                 request.samples.append(item)
                 self._samples[sequence.uid] = item
                 self._scheduler.add(sequence)
@@ -454,7 +463,7 @@ class Engine:
                 f = batch.forward
                 self._runner.forward(f.token_ids, f.positions, f.write_slots, f.q_lens, f.kv_lens, f.kv_slots)
             items = [self._samples[sequence.uid] for sequence in batch.sampled]
-            results = self._sample(batch, items)
+            results = sample_step(self._runner, batch, items)
         except BaseException as error:
             for sequence in self._scheduler.fail(batch):
                 self._fail(sequence, error)
@@ -464,68 +473,38 @@ class Engine:
             return
         self._scheduler.commit(batch)
         now = time.monotonic()
-        for item, result in zip(items, results, strict=True):
+        for item, sampled in zip(items, results, strict=True):
             if item.finish_reason is not None:  # its request failed just now
                 continue
             try:
-                self._accept(item, result, now)
+                self._accept(item, sampled, now)
             except Exception as error:
                 log.exception("request %s failed", item.request.request_id)
                 self._fail(item.sequence, error)
 
-    def _sample(self, batch: Batch, items: list[LiveSample]) -> list[Sampled]:
-        if not items:
-            return []
-        for item, slot_owner in zip(items, batch.sampled, strict=True):
-            request = item.request
-            if request.params.prompt_logprobs is not None and request.prompt_logprobs is None:
-                request.prompt_logprobs = self._prompt_logprobs(request, slot_owner)
-        results: dict[int, Sampled] = {}
-        scored = [i for i, item in enumerate(items) if item.request.scoring]
-        wanted = [(batch.sampled[i], len(items[i].request.prompt)) for i in scored]
-        for i, scores in zip(scored, score(self._runner.logits, wanted), strict=True):
-            items[i].scores = scores
-            finite = all(map(math.isfinite, scores))
-            results[i] = Sampled(-1, error=None if finite else "the model's logits are not finite")
-        drawn = [i for i in range(len(items)) if i not in results]
-        allowed = {}
-        for row, i in enumerate(drawn):
-            try:
-                mask = items[i].mask(self._info.vocab_size)
-            except Exception as error:  # the grammar came to a limit of its own
-                results[i] = Sampled(-1, error=str(error))
-                continue
-            if mask is not None:
-                allowed[row] = mask
-        if drawn:
-            logits = self._runner.logits(batch.sample_slots[drawn])
-            for i, result in zip(drawn, sample(logits, [items[i].row() for i in drawn], allowed), strict=True):
-                results.setdefault(i, result)
-        return [results[i] for i in range(len(items))]
+    def _accept(self, item: LiveSample, sampled: list[Sampled], now: float) -> None:
+        """Add what was sampled to its sample, and end it where it ends.
 
-    def _prompt_logprobs(self, request: LiveRequest, sequence: Sequence) -> tuple[PositionLogprobs | None, ...]:
-        """From the stored hidden states, so it does not matter which positions were cached."""
-        tokens = request.prompt.tolist()
-        top = request.params.prompt_logprobs or 0
-        found: list[PositionLogprobs | None] = [None]
-        for logits in self._runner.logits_in_parts(sequence.slots[: len(tokens) - 1]):
-            at = len(found)
-            found.extend(position_logprobs(logits, tokens[at : at + len(logits)], [top] * len(logits)))
-        return tuple(found)
-
-    def _accept(self, item: LiveSample, result: Sampled, now: float) -> None:
-        """Add one sampled token to its sample, and end it where it ends."""
+        ``sampled[i]`` follows ``i`` drafts, so it counts as long as what was appended before it, sampled or forced, is those drafts.
+        """
         request, sequence = item.request, item.sequence
         request.begun(sequence, now)
         self._book(sequence)
-        if result.error is not None:
-            self._fail(sequence, RuntimeError(result.error))
+        start, accepted = sequence.size, sequence.accepted
+        reason: FinishReason | None = None
+        error: str | None = None
+        while reason is None and error is None and sequence.computed == sequence.size < start + len(sampled):
+            result = sampled[sequence.size - start]
+            error = result.error
+            if error is None and not sequence.remaining:  # max_tokens = 0, only the prompt was wanted
+                reason = FinishReason.LENGTH
+            elif error is None:
+                reason = self._append(item, result) or self._jump(item)
+        sequence.drafts = 0
+        self._accepted_tokens += sequence.accepted - accepted
+        if error is not None:
+            self._fail(sequence, RuntimeError(error))
             return
-        reason: FinishReason | None = FinishReason.LENGTH
-        if sequence.remaining:  # none: max_tokens = 0, only the prompt was wanted
-            reason = self._append(item, result)
-            if reason is None:
-                reason = self._jump(item)
         if reason is not None:
             self._finish(item, reason)
         self._post(item)

@@ -6,7 +6,7 @@ import numpy as np
 
 from radixrt.cache.page_pool import IntArray
 from radixrt.engine.healing import Healing
-from radixrt.grammar.matcher import CompiledConstraint
+from radixrt.grammar.matcher import CompiledConstraint, Matcher
 from radixrt.model.detokenizer import Detokenizer
 from radixrt.model.tokenizer import Tokenizer
 from radixrt.request import (
@@ -21,6 +21,7 @@ from radixrt.sampling.mask import Bitmask, clear
 from radixrt.sampling.sampler import Sampled
 from radixrt.sampling.spec import Row, SamplingSpec
 from radixrt.sampling.stop import StopStrings
+from radixrt.scheduler.drafts import Drafter
 from radixrt.scheduler.sequence import Sequence
 
 
@@ -98,6 +99,7 @@ class LiveSample:
         seed: int,
         constraint: CompiledConstraint | None = None,
         healing: Healing | None = None,
+        speculation: int = 0,
     ) -> None:
         params = request.params
         self.request = request
@@ -126,23 +128,47 @@ class LiveSample:
         self._new_text = ""
         self._new_tokens: tuple[int, ...] = ()
         self._new_logprobs: tuple[PositionLogprobs, ...] = ()
+        self._speculation = speculation if not request.scoring else 0
+        self._speculate()
 
-    def row(self) -> Row:
-        """What the sampler needs now."""
-        return Row(self._spec, self.sequence.tokens[: self.sequence.size], self.sequence.prompt_len)
+    def row(self, ahead: int = 0) -> Row:
+        """What the sampler needs now, or behind ``ahead`` of the drafts."""
+        return Row(self._spec, self.sequence.tokens[: self.sequence.size + ahead], self.sequence.prompt_len)
 
-    def mask(self, vocab: int) -> Bitmask | None:
+    def masks(self, vocab: int) -> list[Bitmask | None]:
         """The tokens that may come now and that leave room to complete what must come, int32 ``[ceil(size / 32)]``: by its
-        constraint, and where there is none, by the bytes to heal; ``None``: all."""
+        constraint, and where there is none, by the bytes to heal; ``None``: all. Then the same behind each of the drafts, up to
+        one that the constraint does not allow."""
         size = max(vocab, self._vocab)  # a tokenizer may know more tokens than the model has logits for
+        sequence = self.sequence
         if self.matcher is None:
             healing = self._healing
-            return None if healing is None else healing.mask(self._spelled, self.sequence.remaining, size)
+            if healing is not None:  # nothing is drafted yet
+                return [healing.mask(self._spelled, sequence.remaining, size)]
+            return [None] * (1 + sequence.drafts)
+        masks: list[Bitmask | None] = [self._mask(self.matcher, 0, size)]
+        if sequence.drafts:
+            probe = self.matcher.copy()
+            for ahead, token in enumerate(sequence.tokens[sequence.size : sequence.size + sequence.drafts].tolist(), 1):
+                try:
+                    if token in self._end_ids or not probe.accept(token):
+                        break
+                    masks.append(self._mask(probe, ahead, size))
+                except Exception:  # a limit of the grammar: an error when it is this token's turn
+                    break
+        return masks
+
+    def _mask(self, matcher: Matcher, ahead: int, size: int) -> Bitmask:
         mask = np.zeros((1, -(-size // 32)), dtype=np.int32)
-        self.matcher.fill_mask_within(mask, 0, self.sequence.remaining)
-        if self._healing is not None or self.sequence.generated < self.request.params.min_tokens:
+        matcher.fill_mask_within(mask, 0, self.sequence.remaining - ahead)
+        if self._healing is not None or self.sequence.generated + ahead < self.request.params.min_tokens:
             clear(mask[0], self._early)
         return mask[0]
+
+    def _speculate(self) -> None:
+        """Have what follows guessed, unless bytes are still to be healed."""
+        if self._speculation and self._healing is None:
+            self.sequence.drafter = Drafter(self._speculation)
 
     def forced(self) -> list[int]:
         """Tokens that the constraint leaves no choice about, as far as there is room to complete it after them."""
@@ -175,6 +201,7 @@ class LiveSample:
             self._spelled += len(self._token_bytes(result.token))
             if self._spelled >= len(self._healing.text):
                 self._healing = None
+                self._speculate()
         text = self._detokenizer.push((result.token,))
         if self._hidden:
             cut = min(self._hidden, len(text))

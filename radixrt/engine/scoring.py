@@ -14,10 +14,13 @@ import numpy.typing as npt
 import torch
 
 from radixrt.cache.page_pool import IntArray
-from radixrt.sampling.logprobs import pair_logprobs
+from radixrt.engine.live import LiveRequest
+from radixrt.request import PositionLogprobs
+from radixrt.sampling.logprobs import pair_logprobs, position_logprobs
 from radixrt.scheduler.sequence import Sequence
 
 _ROWS = 256  # of logits held at once
+_FULL_ROWS = 64  # where the likeliest tokens of each are wanted
 _NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 
 
@@ -54,3 +57,17 @@ def score(
 def joined(prefix: IntArray, choices: Seq[IntArray]) -> list[IntArray]:
     """The prompts of a scoring request: the prefix with each choice behind it."""
     return [np.concatenate((prefix, choice)) for choice in choices]
+
+
+def prompt_logprobs(
+    logits: Callable[[IntArray], torch.Tensor], request: LiveRequest, sequence: Sequence
+) -> tuple[PositionLogprobs | None, ...]:
+    """Of each token of a computed prompt: from the stored hidden states, so it does not matter which positions were cached."""
+    tokens = request.prompt.tolist()
+    top = request.params.prompt_logprobs or 0
+    slots = sequence.slots[: len(tokens) - 1]
+    found: list[PositionLogprobs | None] = [None]
+    for at in range(0, len(slots), _FULL_ROWS):
+        rows = logits(slots[at : at + _FULL_ROWS])
+        found.extend(position_logprobs(rows, tokens[at + 1 : at + 1 + len(rows)], [top] * len(rows)))
+    return tuple(found)

@@ -21,6 +21,7 @@ class EngineStats:
         hit_rate: share of them that was not computed but found in the cache.
         optimal_hit_rate: ``1 - unique radix edges / prompt tokens``: what a cache that forgets nothing would reach.
         pool_used: held by running sequences or cached; ``pool_evictable`` of them can be evicted at once.
+        draft_tokens: guessed and verified (``EngineConfig.speculation``); ``accepted_tokens`` of them were right.
     """
 
     requests: int
@@ -43,6 +44,8 @@ class EngineStats:
     waiting: int
     steps: int
     forward_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
 
 
 class OptimalCache:

@@ -86,16 +86,22 @@ class _Job:
                 _raise_in(self.thread, _Interrupted)
 
     def beyond(self) -> None:
-        """From here on the thread is not interrupted; what was sent and has not come yet is taken back."""
+        """From here on the thread, which is the caller's, is not interrupted; what was sent and has not come yet comes here."""
         with self.aim:
             thread, self.thread = self.thread, None
-            if thread is not None and self.interrupted:
-                _raise_in(thread, None)
+        if thread is None or not self.interrupted:
+            return
+        try:
+            _raise_in(thread, _Interrupted)  # in place of the one that may be under way, so that one comes for certain
+            while True:
+                time.sleep(0)
+        except _Interrupted:
+            pass
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    raised = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    # never with NULL, which takes one back but leaves CPython's flag for it up: a profiler would hang the process
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 class CompileCache:

@@ -18,7 +18,7 @@ from radixrt.model.decoder import WeightReader
 from radixrt.model.kv_store import KVStore
 from radixrt.model.rope import cos_sin_table
 from radixrt.ops.interface import IntArray
-from radixrt.ops.native import KV_KINDS, TYPES, Packed, native
+from radixrt.ops.native import KV_KINDS, QUANTIZED, TYPES, Packed, native
 from radixrt.sampling.mask import Bitmask
 
 
@@ -52,8 +52,10 @@ class NativeDecoder:
         hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
         q_size, kv_size = config.num_heads * dim, config.kv_size
         self.parameters = 0
+        self.weight_bytes = 0  # that a step reads
         embed = self._matrix("model.embed_tokens.weight", None, config.vocab_size, hidden)
         head = embed if config.tie_embeddings else self._matrix("lm_head.weight", None, config.vocab_size, hidden)
+        self.weight_bytes = len(head[0])  # a step looks up a few rows of the embedding
         self._model = native.Model(
             kernels,
             threads,
@@ -70,6 +72,8 @@ class NativeDecoder:
             len(store.hidden),
         )
         self.kernels: str = self._model.kernels()
+        self.head_parameters = config.vocab_size * hidden
+        self.quantized = head[4] in QUANTIZED
         norms = config.family.qk_norm
         for index, (window, k, v) in enumerate(zip(config.windows, store.k, store.v, strict=True)):
             at = f"model.layers.{index}."
@@ -91,6 +95,18 @@ class NativeDecoder:
                 v.data_ptr(),
             )
             progress(index + 1, config.num_layers)
+        self.matrix_parameters = (
+            sum(
+                n * k
+                for n, k in (
+                    (q_size + 2 * kv_size, hidden),
+                    (hidden, q_size),
+                    (2 * inner, hidden),
+                    (hidden, inner),
+                )
+            )
+            * config.num_layers
+        )
         weights.finish()
 
     def forward(
@@ -142,4 +158,5 @@ class NativeDecoder:
         packed: Packed = native.pack(
             TYPES[raw.type_name], [raw.blocks], np.zeros(n, dtype=np.int32), rows.astype(np.int32), k, padded
         )
+        self.weight_bytes += len(packed[0])
         return packed

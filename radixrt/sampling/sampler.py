@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixrt.request import PositionLogprobs
@@ -23,6 +25,9 @@ class Sampled:
     token: int
     logprobs: PositionLogprobs | None = None
     error: str | None = None
+
+
+_NOTHING = Sampled(-1, error="the model's logits are not finite, or no token is allowed")
 
 
 @torch.inference_mode()
@@ -44,21 +49,22 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], allowed: Mapping[int, Bitm
         restrict(logits, allowed)
     best, tokens = logits.max(dim=-1)
     usable = best.isfinite().tolist()
-    chosen = tokens.tolist()
+    picked = tokens.tolist()
     drawn = [i for i, row in enumerate(rows) if row.spec.params.temperature > 0 and usable[i]]
     if drawn:
         for i, token in zip(drawn, _draw(logits[drawn], best[drawn], [rows[i] for i in drawn]), strict=True):
-            chosen[i] = token
+            picked[i] = token
     logprobs: dict[int, PositionLogprobs] = {}
     if raw is not None:
         tops = [rows[i].spec.params.logprobs or 0 for i in wanted]
-        logprobs = dict(zip(wanted, position_logprobs(raw, [chosen[i] for i in wanted], tops), strict=True))
-    return [
-        Sampled(chosen[i], logprobs.get(i))
-        if usable[i]
-        else Sampled(-1, error="the model's logits are not finite, or no token is allowed")
-        for i in range(len(rows))
-    ]
+        logprobs = dict(zip(wanted, position_logprobs(raw, [picked[i] for i in wanted], tops), strict=True))
+    return [Sampled(picked[i], logprobs.get(i)) if usable[i] else _NOTHING for i in range(len(rows))]
+
+
+def chosen(tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]) -> list[Sampled]:
+    """The likeliest token of each row, as it is where nothing else is asked for; ``logits``: theirs."""
+    usable = np.isfinite(logits).tolist()
+    return [Sampled(token) if ok else _NOTHING for token, ok in zip(tokens.tolist(), usable, strict=True)]
 
 
 def _draw(logits: torch.Tensor, best: torch.Tensor, rows: list[Row]) -> list[int]:

@@ -56,6 +56,18 @@ class Row:
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_len
 
+    @property
+    def greedy(self) -> bool:
+        """The token is the likeliest of the allowed ones, and nothing else of the logits is wanted."""
+        spec = self.spec
+        return (
+            spec.params.temperature == 0
+            and spec.params.logprobs is None
+            and not spec.penalized
+            and not len(spec.bias_ids)
+            and not (len(spec.banned_early) and self.generated < spec.params.min_tokens)
+        )
+
 
 def mix(a: int, b: int) -> int:
     """A 64-bit hash of two numbers: the finalizer of SplitMix64 (Steele, Lea & Flood 2014)."""

@@ -33,7 +33,7 @@ class ForwardBatch:
 class Batch:
     """A scheduled step: what is computed, and which sequences have all their tokens afterwards and are sampled.
 
-    ``ends[i]`` is how far ``sequences[i]`` is computed after the step. ``forward`` is ``None`` when every prompt was found
+    ``ends[i]`` is how far ``sequences[i]`` is computed after the step, without its drafts, which ``forward`` computes too. ``forward`` is ``None`` when every prompt was found
     whole in the cache: then there is only sampling to do.
     """
 
@@ -41,7 +41,7 @@ class Batch:
     ends: tuple[int, ...]
     forward: ForwardBatch | None
     sampled: tuple[Sequence, ...]
-    sample_slots: IntArray  # int32 [R]: slot of the last token of each sampled sequence
+    sample_slots: IntArray  # int32 [R]: for each sampled sequence the slots of its last token and of each of its drafts
 
     @property
     def tokens(self) -> int:

@@ -91,6 +91,7 @@ class Programs:
         self.following: OrderedDict[int, Sequence] = OrderedDict()  # all three by uid, in order of arrival
         self.plain: OrderedDict[int, Sequence] = OrderedDict()
         self.new: OrderedDict[int, Sequence] = OrderedDict()
+        self.new_next = False  # a request without a program was the last that started: it is a new program's turn
         self.growth = 0
         self._programs: dict[str, Program] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()  # longest idle first
@@ -122,8 +123,10 @@ class Programs:
         self._unqueue(sequence.uid)
         program = self._of(sequence)
         if program is None:
+            self.new_next = True
             return
         if not program.started:
+            self.new_next = False
             program.started = True
             self._busy += 1
             for uid in sorted(program.uids & self.new.keys()):

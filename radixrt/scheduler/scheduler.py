@@ -6,6 +6,9 @@ never preempted, and any one sequence fits in the pool, so the loop always makes
 
 What requests say of their programs (``Sequence.hint``) changes the order of admission, the order of eviction and how many programs
 are started at a time, never what is computed. Each has a switch. Policy ``fcfs`` uses none of it, ``priority`` only the eviction.
+
+A decode whose sequence has a ``Drafter`` computes guessed tokens too, where there is room in the step and in the pool: never at the cost of
+anyone's pages but evictable ones. What they were worth is known when the sampled tokens were appended (``Sequence.append``).
 """
 
 from __future__ import annotations
@@ -25,7 +28,13 @@ from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.sequence import Phase, Sequence
 
 _RESERVE_CAP = 4096  # tokens of output held back for one running sequence at most
+# With native kernels on a CPU up to 4 rows take about as long as one, and each one more a fifth of that. So a token that is drafted
+# beside few others costs little, and beside many nearly what it costs to decode it.
+_DRAFT_ROWS = 16  # decoded and drafted tokens of a step above which nothing is drafted
+_ROW_COST = 0.2
+_SHARES = (0.3, 0.8)  # of the drafts that must be right, at least and at most
 _RETRY_STEPS = 16  # steps after which an admission that found no room is tried again though nothing ended
+_NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True)
@@ -37,6 +46,7 @@ class SchedulerCounters:
     preemptions: int = 0
     steps: int = 0
     forward_tokens: int = 0
+    drafted: int = 0
 
 
 class Scheduler:
@@ -182,6 +192,7 @@ class Scheduler:
         """The step succeeded: its tokens have their KV."""
         for sequence, end in zip(batch.sequences, batch.ends, strict=True):
             self._count(sequence, end)
+            self.counters.drafted += sequence.drafts
             sequence.computed = end
             if self.suspects and self.suspects[0] is sequence and end >= sequence.suspect_until:
                 self.suspects.pop(0)
@@ -191,17 +202,18 @@ class Scheduler:
     def fail(self, batch: Batch) -> list[Sequence]:
         """The forward of ``batch`` raised: nothing of it counts, and what it put into the tree leaves again.
 
-        A sequence that was alone in its batch is to blame and is returned, ended; the others wait again,
+        A sequence that was alone in its batch, without drafts, is to blame and is returned, ended; the others wait again,
         each to run alone until it has passed what it was to compute in this step. Every running sequence gives up what it holds, because
         one that is not in the batch may have matched what the batch should have computed.
         """
         ends = dict(zip(batch.sequences, batch.ends, strict=True))
+        blamed = batch.sequences[0] if len(ends) == 1 and not batch.sequences[0].drafts else None
         self._blocked_until = 0
         for sequence in self.running.values():
             self._release(sequence)
             sequence.phase = Phase.WAITING
             sequence.suspect_until = max(sequence.suspect_until, ends.get(sequence, 0))
-            if sequence in ends and len(ends) > 1:
+            if sequence in ends and blamed is None:
                 insort(self.suspects, sequence, key=lambda s: s.uid)
             elif sequence not in ends and sequence not in self.suspects:
                 insort(self.preempted, sequence, key=lambda s: s.uid)
@@ -209,9 +221,8 @@ class Scheduler:
         if self.tree is not None:
             for slots in self.tree.drop_fresh():
                 self.pool.free(slots)
-        if len(ends) > 1:
+        if blamed is None:
             return []
-        blamed = batch.sequences[0]
         self.finish(blamed)
         return [blamed]
 
@@ -223,7 +234,8 @@ class Scheduler:
             pages = sum(s.owned == s.computed for s in decodes)
             if self._make_room(pages):
                 break
-            self._preempt(self._victim())
+            if not self._reclaim():
+                self._preempt(self._victim())
         if pages:
             fresh = self.pool.alloc(pages)
             size = self.pool.page_size
@@ -235,7 +247,43 @@ class Scheduler:
                     at += size
         for sequence in decodes:
             plan[sequence.uid] = (sequence, sequence.size)
-        return len(decodes)
+        return len(decodes) + self._draft(decodes)
+
+    def _reclaim(self) -> bool:
+        """Take back the empty pages that drafts left behind the running sequences; whether there were any."""
+        before = self.pool.free_pages
+        for sequence in self.running.values():
+            keep = self.pool.pages_for(sequence.size) * self.pool.page_size
+            if sequence.owned > keep:
+                self.pool.free(sequence.slots[keep : sequence.owned])
+                sequence.owned = keep
+        return self.pool.free_pages > before
+
+    def _draft(self, decodes: list[Sequence]) -> int:
+        """Have decodes verify what may follow them, those first whose guesses were best; returns how many tokens."""
+        size = self.pool.page_size
+        drafting = [(s.drafter.rate, s.drafter, s) for s in decodes if s.drafter is not None]
+        left = room = _DRAFT_ROWS - len(decodes)
+        share = min(_SHARES[1], max(_SHARES[0], _ROW_COST * len(decodes)))
+        for _, drafter, sequence in sorted(drafting, key=lambda entry: -entry[0]) if room > 0 else ():
+            spare = max(0, self._available() // size - len(self.running))  # pages beyond the next step's
+            most = min(left, sequence.remaining - 1, sequence.owned - sequence.size + spare * size)
+            tokens = drafter.propose(
+                sequence.tokens[: sequence.size],
+                sequence.accepted,
+                most,
+                share,
+                self.tree,
+                sequence.node,
+                sequence.in_tree,
+            )
+            pages = self.pool.pages_for(sequence.size + len(tokens)) - sequence.owned // size
+            if pages > 0 and self._make_room(pages):
+                sequence.put_slots(sequence.owned, self.pool.alloc(pages))
+                sequence.owned += pages * size
+            sequence.draft(tokens[: sequence.owned - sequence.size])
+            left -= sequence.drafts
+        return room - left
 
     # ---- prefill
 
@@ -470,13 +518,14 @@ class Scheduler:
             self.tree.unlock(sequence.node)
         self.pool.free(sequence.slots[sequence.in_tree : sequence.owned])
         sequence.node = None
+        sequence.drafts = 0
         sequence.slots = sequence.slots[:0].copy()
         sequence.in_tree = sequence.owned = sequence.computed = 0
 
     # ---- the batch
 
     def _batch(self, work: list[tuple[Sequence, int]]) -> Batch:
-        forward = [(s, end) for s, end in work if end > s.computed]
+        forward = [(s, end + s.drafts) for s, end in work if end > s.computed]
         sampled = tuple(s for s, end in work if end == s.size)
         flat = None
         if forward:
@@ -493,7 +542,7 @@ class Scheduler:
             ends=tuple(end for _, end in work),
             forward=flat,
             sampled=sampled,
-            sample_slots=np.array([s.slots[s.size - 1] for s in sampled], dtype=np.int32),
+            sample_slots=np.concatenate([_NO_SLOTS, *(s.slots[s.size - 1 : s.size + s.drafts] for s in sampled)]),
         )
 
     def _count(self, sequence: Sequence, end: int) -> None:
@@ -515,12 +564,13 @@ class Scheduler:
         for sequence in self.running.values():
             assert sequence.phase is Phase.RUNNING
             assert sequence.in_tree <= sequence.computed <= sequence.owned, "token ranges are out of order"
+            assert sequence.computed <= sequence.size and not sequence.drafts, "drafts were left behind by a step"
             assert sequence.owned % self.pool.page_size == 0 == sequence.in_tree % self.pool.page_size
             owned.append(sequence.slots[sequence.in_tree : sequence.owned])
         for sequence in self.suspects[:1]:
             assert sequence.phase is not Phase.RUNNING or sequence.uid in self.running
         for sequence in (*self.waiting.values(), *self.preempted, *self.suspects[1:]):
-            assert sequence.phase is Phase.WAITING and sequence.node is None and sequence.owned == 0
+            assert sequence.phase is Phase.WAITING and sequence.node is None and sequence.owned == sequence.drafts == 0
         if self.tree is not None:
             self.tree.check_integrity()
             assert self.tree.total_locks == len(self.running), "locks are not the running sequences"

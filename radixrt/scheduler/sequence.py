@@ -9,6 +9,15 @@ Invariants (positions in tokens; the right end of each range is exclusive):
 
 ``in_tree`` and ``owned`` are whole numbers of pages. During a step ``in_tree`` may lie beyond ``computed``: the step
 writes what it put into the tree. A waiting sequence holds nothing: ``node is None`` and all three are 0.
+
+During a step that verifies drafts, ``drafts`` guessed tokens lie behind ``size``, and the step computes them too:
+
+    tokens  |---- prompt ----|---- generated ----|-- drafts --|
+                                                size
+    KV                  ... computed by this step -------|-- own pages, if any --|
+
+They are nobody's output: ``append`` takes one in when it is what was sampled, and forgets all of them when it is not; their slots are
+written again before they are read. Between steps there are none.
 """
 
 from __future__ import annotations
@@ -19,6 +28,7 @@ import numpy as np
 
 from radixrt.cache.page_pool import IntArray
 from radixrt.cache.radix_tree import Node
+from radixrt.scheduler.drafts import Drafter
 from radixrt.scheduler.hints import ProgramHint
 
 
@@ -41,10 +51,13 @@ class Sequence:
     """
 
     __slots__ = (
+        "accepted",
         "admitted_at",
         "booked",
         "computed",
         "computed_prompt",
+        "drafter",
+        "drafts",
         "enqueued_step",
         "high_water",
         "hint",
@@ -97,6 +110,9 @@ class Sequence:
         self.computed_prompt = 0  # prompt tokens this sequence computed, each counted once
         self.recomputed = 0  # tokens computed again after a preemption
         self.preemptions = 0
+        self.drafter: Drafter | None = None  # where its next tokens may be guessed
+        self.drafts = 0  # guessed tokens that this step computes
+        self.accepted = 0  # of those, ever, that turned out right
 
     @property
     def generated(self) -> int:
@@ -113,13 +129,30 @@ class Sequence:
         return self.size - self.computed == 1 and self.size > self.prompt_len and self.phase is Phase.RUNNING
 
     def append(self, token: int) -> None:
-        """Add a generated token."""
-        if self.size == len(self.tokens):
-            grown = np.empty(min(self.limit, 2 * self.size), dtype=np.int32)
-            grown[: self.size] = self.tokens
-            self.tokens = grown
+        """Add a generated token. One that was drafted has its KV already, if the step did not fail; another one ends the drafts."""
+        if self.drafts and self.tokens[self.size] == token:
+            self.size += 1
+            self.computed += 1
+            self.high_water = max(self.high_water, self.computed)
+            self.drafts -= 1
+            self.accepted += 1
+            return
+        self.drafts = 0
+        self._grow(self.size + 1)
         self.tokens[self.size] = token
         self.size += 1
+
+    def draft(self, tokens: IntArray) -> None:
+        """Have the next step compute ``tokens`` behind the generated ones; fewer than ``remaining``."""
+        self.drafts = len(tokens)
+        self._grow(self.size + self.drafts)
+        self.tokens[self.size : self.size + self.drafts] = tokens
+
+    def _grow(self, size: int) -> None:
+        if size > len(self.tokens):
+            grown = np.empty(min(self.limit, max(size, 2 * self.size)), dtype=np.int32)
+            grown[: self.size] = self.tokens[: self.size]
+            self.tokens = grown
 
     def put_slots(self, at: int, slots: IntArray) -> None:
         """Name the slots of the tokens from position ``at`` on."""

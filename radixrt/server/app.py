@@ -257,7 +257,9 @@ async def _handled(front: Front, request: web.Request, handler: Handler) -> web.
         return _failed(Failure(404, f"{shown(request.path)}: there is no such route{nearest(request.path, known)}", None, "not_found"))  # fmt: skip
     except web.HTTPException as error:
         return _failed(Failure(error.status, error.reason, None, None))
-    except (ConnectionResetError, asyncio.CancelledError):
+    except ConnectionResetError:  # the client went while it was written to: nobody reads this, and nothing failed
+        return _failed(Failure(499, "the client closed the connection", None, "client_closed"))
+    except asyncio.CancelledError:
         raise
     except Exception as error:
         failure = failure_of(error)

@@ -50,6 +50,7 @@ class Options:
     requests: float = float("inf")
     seed: int = 0
     pool: int = 24_576  # tokens
+    only: Sequence[str] = tuple(WEIGHTS)  # kinds of requests
     flags: Sequence[str] = ()  # of ``radixrt serve``
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the engine that sings the canaries alone
     finish: float = 30.0  # seconds that clients then have to hear their last answers; who has not goes away
@@ -83,8 +84,8 @@ class Report:
 class Server:
     """``radixrt serve`` as it is run."""
 
-    def __init__(self, options: Options, log: TextIO) -> None:
-        self._options, self._log = options, log
+    def __init__(self, options: Options, log: TextIO, kernels: str) -> None:
+        self._options, self._log, self._kernels = options, log, kernels
         self._process: asyncio.subprocess.Process | None = None
         self.url = ""
         self.files = 0  # that the front has open while nobody is connected
@@ -92,18 +93,9 @@ class Server:
     async def start(self) -> None:
         options = self._options
         model = [options.model] if options.model else []
-        flags = ["--port", "0", "--no-access-log", "--max-total-tokens", str(options.pool)]
-        command = [
-            sys.executable,
-            "-m",
-            "radixrt",
-            "serve",
-            *model,
-            *flags,
-            "--max-body-bytes",
-            str(2**21),
-            *options.flags,
-        ]
+        limits = ["--max-total-tokens", str(options.pool), "--max-body-bytes", str(2**21)]
+        flags = ["--port", "0", "--no-access-log", "--kernels", self._kernels, *limits, *options.flags]
+        command = [sys.executable, "-m", "radixrt", "serve", *model, *flags]
         self._process = await asyncio.create_subprocess_exec(*command, stderr=self._log, stdout=self._log)
         async with asyncio.timeout(120):
             while not self.log().endswith("\nready\n"):
@@ -146,17 +138,19 @@ class Server:
 async def soak(options: Options, say: Callable[[str], None] = lambda text: None) -> Report:
     """Run one. Raises RuntimeError where the server does not even start."""
     say("the canaries sing alone, without a cache")
-    alone = LocalClient(AsyncEngine(options.model, disable_radix_cache=True, max_total_tokens=8192, **options.settings))
+    engine = AsyncEngine(options.model, disable_radix_cache=True, max_total_tokens=8192, **options.settings)
+    alone = LocalClient(engine)
     await alone.start()
     try:
         birds = await canaries(alone, options.seed)
         vocab, context = alone.info.vocab_size, alone.info.context_length
+        kernels = engine.model_info.kernels.split()[0]  # those of another kind round otherwise
     finally:
         await alone.close()
-    del alone
+    del alone, engine
     report = Report(Tally(left=options.requests))
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        server = Server(options, log)
+        server = Server(options, log, kernels)
         try:
             await server.start()
             site = Site(server.url, vocab, context, options.most_wait)
@@ -170,9 +164,11 @@ async def soak(options: Options, say: Callable[[str], None] = lambda text: None)
             status = await server.stop()
         if status != 0:
             report.problems.append(f"the server ended with {status}")
-        alarms = [line for line in server.log().splitlines() if any(word in line for word in _ALARMS)]
+        lines = server.log().splitlines()
+    alarms = [i for i, line in enumerate(lines) if any(word in line for word in _ALARMS)]
     if alarms:
-        report.problems.append(f"the server logged {len(alarms)} alarms:\n" + "\n".join(alarms[:20]))
+        shown = "\n".join(lines[alarms[0] : alarms[0] + 60])
+        report.problems.append(f"the server logged {len(alarms)} alarms; the first:\n{shown}")
     report.problems += judged(options, report)
     return report
 
@@ -187,7 +183,7 @@ def judged(options: Options, report: Report) -> list[str]:
     failed = {key: count for key, count in tally.statuses.items() if key[1] >= 500 and key[1] != 503}
     if failed:
         problems.append(f"answers of 5xx: {failed}")
-    if not tally.done["canary"]:
+    if not tally.done["canary"] and "canary" in options.only:
         problems.append("no canary sang")
     if report.seconds >= _JUDGED:
         for name, slope in zip(("front", "engine"), report.slopes()):
@@ -207,7 +203,8 @@ async def _attack(
     watch = asyncio.create_task(_watch(server, site, report, began, say))
     try:
         async with aiohttp.ClientSession(connector=_connector(), timeout=_NO_TIMEOUT) as session:
-            clients = [Client(i, seed, session, site, tally, birds) for i in range(options.clients)]
+            weights = {kind: weight for kind, weight in WEIGHTS.items() if kind in options.only}
+            clients = [Client(i, seed, session, site, tally, birds, weights) for i in range(options.clients)]
             tasks = [asyncio.ensure_future(client.run()) for client in clients]
             try:
                 await asyncio.wait(tasks, timeout=limit)
@@ -363,11 +360,12 @@ def main() -> int:
     parser.add_argument("--model", help="directory, .gguf file or hub id; nothing: the embedded default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pool", type=int, default=Options.pool, help="tokens of KV: fewer than all chats need")
+    parser.add_argument("--only", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), help="kinds of requests")
     parser.add_argument("--most-growth", type=float, default=Options.most_growth, help="MiB a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE")
     parser.add_argument("flags", nargs="*", help="flags of radixrt serve, behind --")
     options = Options(**{name: value for name, value in vars(parser.parse_args()).items() if name != "json"})
-    args, console = parser.parse_args(), Console(soft_wrap=True)
+    args, console = parser.parse_args(), Console(soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     console.print(str(machine()), highlight=False)
     report = asyncio.run(soak(options, lambda text: console.print(text, markup=False, highlight=False)))
     for table in tables(report):

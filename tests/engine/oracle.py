@@ -29,7 +29,7 @@ def engine_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
     assert engine._tree is not None
     match = engine._tree.match(np.array(ids, dtype=np.int32))
     assert match.length == len(ids) // engine.config.page_size * engine.config.page_size
-    logits = torch.cat(list(engine._runner.logits_in_parts(match.slots)))
+    logits = engine._runner.logits(match.slots)
     engine._tree.unlock(match.node)
     return logits
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -308,13 +309,13 @@ def test_a_forward_that_fails_once_costs_nothing_but_time(make_engine, monkeypat
 def test_logits_that_are_not_finite_end_that_request_alone(make_engine, monkeypatch) -> None:
     engine = make_engine()
     good = engine.generate(IDS[:20], greedy(6))[0].token_ids
-    logits = engine._runner.logits
+    best = engine._runner.best
 
-    def broken(slots):
-        result = logits(slots)
-        return torch.where(torch.arange(len(result))[:, None] == 1, torch.nan, result)
+    def broken(slots, allowed):
+        ids, values = best(slots, allowed)
+        return ids, np.where(np.arange(len(values)) == 1, np.float32("nan"), values)
 
-    monkeypatch.setattr(engine._runner, "logits", broken)
+    monkeypatch.setattr(engine._runner, "best", broken)
     outputs = engine.generate([IDS[:20], IDS[30:50], IDS[60:80]], greedy(6))
     assert [o.finish_reason for o in outputs].count(FinishReason.ERROR) == 2  # the second, then the third in its place
     assert outputs[0].token_ids == good

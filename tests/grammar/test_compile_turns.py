@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -127,3 +128,37 @@ def test_interrupted_at_any_moment_every_request_is_answered_and_no_thread_is_lo
     stats = cache.stats()
     assert stats.turns > 20 and stats.waiting == stats.stuck == 0
     cache.close()
+
+
+PROFILED = """
+import sys, time
+from radixrt.grammar.compile_cache import CompileCache
+from radixrt.grammar.constraint import Constraint
+
+class Late:
+    memory_bytes = 1
+    def __call__(self, constraint, tokenizer):
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            try:
+                while time.monotonic() < end:
+                    pass
+            except BaseException:  # what came before the result counts no more
+                pass
+        return self
+
+cache = CompileCache(compile=Late(), turns_s=(0.001, 0.002), time_limit_s=0.01)
+for i in range(5):
+    cache.get(Constraint.literal(str(i)), "t").exception(timeout=60)
+cache.close()
+calls = []
+sys.setprofile(lambda *event: calls.append(event[1]))
+(lambda: None)()
+sys.setprofile(None)
+assert "call" in calls
+"""
+
+
+def test_an_interpreter_that_has_interrupted_can_still_be_profiled() -> None:
+    """CPython 3.11 hangs under a profiler when an interrupt was taken back and not delivered."""
+    subprocess.run([sys.executable, "-c", PROFILED], check=True, timeout=120)

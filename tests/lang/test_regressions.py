@@ -430,7 +430,7 @@ def test_requests_that_fail_leave_no_listener(make_runtime: MAKE, caplog: pytest
         raise ValueError("the step")
 
     async def break_it() -> None:
-        await runtime.engine.call(lambda engine: setattr(engine, "_sample", broken))
+        await runtime.engine.call(lambda engine: setattr(engine._runner, "forward", broken))
 
     LOOP.call(break_it)
     with caplog.at_level(logging.CRITICAL), pytest.raises(GenerationFailed, match="the step"):

@@ -393,7 +393,7 @@ def test_healing_before_a_constraint(embedded: Runtime) -> None:
     assert state["n"].isdigit() and state.text().endswith(f"is {state['n']}.")
 
 
-def test_select_scores_are_sequence_log_probabilities(embedded: Runtime) -> None:
+def test_select_scores_are_sequence_log_probabilities() -> None:
     """As transformers gives them, for the tokens that the state has; engine/test_scoring.py has a hundred prompts."""
     import torch
 
@@ -408,13 +408,14 @@ def test_select_scores_are_sequence_log_probabilities(embedded: Runtime) -> None
         s += assistant("Answer: " + select("city", choices, choices_method="total_logprob"))
 
     questions = ["What is the capital of France?", "Where do fish live?", "日本の首都は?"]
-    states = body.run_batch([{"question": question} for question in questions], backend=embedded)
+    with Runtime(kernels="torch", max_total_tokens=4096) as embedded:
+        states = body.run_batch([{"question": question} for question in questions], backend=embedded)
+        encode_chat, encode = embedded.tokenizer.encode_chat, embedded.tokenizer.encode
     model = load_transformers(resolve(None), torch.float32)
-    encode = embedded.tokenizer.encode_chat
     for question, state in zip(questions, states, strict=True):
         meta = state.meta("city")
-        chat = encode([{"role": "user", "content": question}])
-        text = embedded.tokenizer.encode("Answer: ", add_special=False)
+        chat = encode_chat([{"role": "user", "content": question}])
+        text = encode("Answer: ", add_special=False)
         prefix = [*chat, *text]
         if meta["choice_tokens"][-1]:  # healed: the space was backed over, and begins every choice, also the empty one
             prefix = prefix[:-1]

@@ -149,7 +149,7 @@ def batches(draw: st.DrawFn) -> Batch:
 @given(batch=batches())
 def test_it_is_attention(variant: str, batch: Batch) -> None:
     want = expected(batch)
-    torch.testing.assert_close(run(batch, variant), want, rtol=2e-5, atol=1e-5 * float(want.abs().max()))
+    torch.testing.assert_close(run(batch, variant), want, rtol=5e-5, atol=5e-5 * float(want.abs().max()))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

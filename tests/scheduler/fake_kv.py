@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+
+from radixrt.cache.page_pool import IntArray
 from radixrt.scheduler.batch import Batch
+from radixrt.scheduler.drafts import Drafter
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Sequence
+
+
+class Guesses(Drafter):
+    """Proposes what will come, but for the token at place ``wrong``."""
+
+    def __init__(self, kv: FakeKV, count: int, wrong: int) -> None:
+        super().__init__(count)
+        self.kv, self.wrong = kv, wrong
+
+    def propose(self, tokens: IntArray, accepted: int, most: int, *_: Any) -> IntArray:
+        guess = self.kv.expected(tokens.tolist(), max(0, min(self.most, most)))
+        return np.array([t + (at == self.wrong) for at, t in enumerate(guess)], dtype=np.int32)
 
 
 class FakeKV:
@@ -28,6 +45,7 @@ class FakeKV:
             fail = fail or poison in flat.token_ids.tolist()
             at = 0
             work = [s for s, end in zip(batch.sequences, batch.ends, strict=True) if end > s.computed]
+            assert all(kv_len <= s.limit for s, kv_len in zip(work, flat.kv_lens, strict=True))
             for sequence, q_len, kv_len in zip(work, flat.q_lens, flat.kv_lens, strict=True):
                 tokens = sequence.tokens.tolist()
                 for position in range(kv_len - q_len, kv_len):
@@ -44,14 +62,22 @@ class FakeKV:
             for sequence, kv_len in zip(work, flat.kv_lens, strict=True):
                 self._check(sequence, flat.kv_slots[at : at + kv_len].tolist())
                 at += kv_len
-        for sequence, slot in zip(batch.sampled, batch.sample_slots.tolist(), strict=True):
-            assert self.slots[slot] == (sequence.namespace, *sequence.tokens[: sequence.size].tolist())
-        self.scheduler.commit(batch)
+        slots = batch.sample_slots.tolist()
+        sampled: list[list[int]] = []
         for sequence in batch.sampled:
-            if sequence.remaining:
-                token = self.next_token(tuple(sequence.tokens[: sequence.size].tolist()))
+            tokens = sequence.tokens[: sequence.size + sequence.drafts].tolist()
+            sampled.append([])
+            for end in range(sequence.size, len(tokens) + 1):
+                assert self.slots[slots.pop(0)] == (sequence.namespace, *tokens[:end])
+                sampled[-1].append(self.next_token(tuple(tokens[:end])))
+        assert not slots
+        self.scheduler.commit(batch)
+        for sequence, found in zip(batch.sampled, sampled, strict=True):
+            for token in found if sequence.remaining else ():
                 sequence.append(token)
                 self.outputs.setdefault(sequence.uid, []).append(token)
+                if sequence.computed < sequence.size:
+                    break
             if not sequence.remaining:
                 self.scheduler.finish(sequence)
         return batch

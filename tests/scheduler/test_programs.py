@@ -116,6 +116,16 @@ def test_a_started_program_is_not_lost_behind_a_long_queue_of_new_ones() -> None
     assert next(iter(kv.outputs)) == 300
 
 
+def test_a_new_program_does_not_wait_for_a_queue_of_plain_requests_to_end() -> None:
+    scheduler, kv = make(max_running=1)
+    for uid in range(40):
+        scheduler.add(sequence(uid, [uid, 1], 1))
+    scheduler.add(sequence(40, [999, 1], 1, "late"))
+    scheduler.add(sequence(41, [998, 1], 1, "later"))
+    kv.run()
+    assert list(kv.outputs)[:5] == [0, 40, 1, 41, 2]
+
+
 def test_fcfs_uses_no_program_information() -> None:
     scheduler, kv = make(max_running=1, schedule_policy="fcfs")
     for uid in range(5):

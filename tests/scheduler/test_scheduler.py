@@ -10,11 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from radixrt.cache.page_pool import PagePool
 from radixrt.cache.radix_tree import Hold, RadixTree
+from radixrt.scheduler.drafts import Drafter
 from radixrt.scheduler.hints import ProgramHint
 from radixrt.scheduler.policy import order
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.scheduler.sequence import Sequence
-from tests.scheduler.fake_kv import FakeKV
+from radixrt.scheduler.sequence import Phase, Sequence
+from tests.scheduler.fake_kv import FakeKV, Guesses
 
 POLICIES = ["lpm", "dfs-weight", "fcfs", "priority"]
 
@@ -85,6 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         step=st.sampled_from([0, 0, 1]),
         remaining=st.sampled_from([None, 0, 2]),
         group=st.sampled_from(["", "g"]),
+        drafts=st.sampled_from([None, None, "own", (1, 9), (3, 9), (3, 0), (4, 2), (40, 9)]),
     )
     def add(
         self,
@@ -96,11 +98,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         step: int,
         remaining: int | None,
         group: str,
+        drafts: str | tuple[int, int] | None,
     ) -> None:
         uid = next(self.uids)
         name = "odd" if program == "r" else "even"
         hint = ProgramHint(program, name, 0, step, remaining, group) if program else None
         self.live[uid] = sequence(uid, prompt, new, namespace=namespace, priority=priority, hint=hint)
+        if drafts is not None:
+            self.live[uid].drafter = Guesses(self.kv, *drafts) if isinstance(drafts, tuple) else Drafter(3)
         self.prompts[uid] = (prompt, new)
         self.scheduler.add(self.live[uid])
 
@@ -108,7 +113,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, fail: int) -> None:
         batch = self.kv.step(fail=fail == 0)
         if batch is not None and fail == 0 and len(batch.sequences) == 1:
-            self.prompts.pop(batch.sequences[0].uid, None)
+            failed = batch.sequences[0]
+            if failed.phase is Phase.FINISHED:  # otherwise drafts may be to blame
+                self.prompts.pop(failed.uid, None)
         self.scheduler.check_integrity()
 
     @precondition(lambda self: getattr(self, "live", None))
@@ -233,6 +240,67 @@ def test_nobody_starves_behind_better_matches() -> None:
         if not lonely.remaining:
             break
     assert not lonely.remaining and 25 < uid < 60
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize(("count", "wrong", "steps"), [(4, 9, 9), (4, 0, 41), (4, 2, 15), (7, 9, 6)])
+def test_drafts_change_nothing_but_the_steps(count: int, wrong: int, steps: int, page_size: int, cache: bool) -> None:
+    scheduler, kv = make(pages=60, page_size=page_size, cache=cache)
+    one = sequence(0, [1, 2, 3], 41)
+    one.drafter = Guesses(kv, count, wrong)
+    scheduler.add(one)
+    kv.run()
+    assert kv.outputs[0] == kv.expected([1, 2, 3], 41)
+    # the prompt's step gives one token, each other one a token beyond the drafts that were right
+    assert scheduler.counters.steps in (steps, steps + 1)
+    assert one.accepted == 41 - scheduler.counters.steps
+    if scheduler.tree is not None:  # only what was verified is there
+        cached = scheduler.tree.peek(one.tokens[: one.size])[0]
+        assert scheduler.tree.evictable_tokens == cached >= 43 // page_size * page_size - page_size
+
+
+def test_drafts_take_nobodys_place() -> None:
+    """In a pool that is just large enough for what must run, and in a step that is full."""
+    scheduler, kv = make(pages=27, chunk=64, cache=False)
+    for uid, new in enumerate([14, 10]):  # 26 pages when the second one ends
+        one = sequence(uid, [uid] * 4, new)
+        if not uid:
+            one.drafter = Guesses(kv, 8, 0)
+        scheduler.add(one)
+    kv.run()
+    assert scheduler.counters.preemptions == 0 and scheduler.counters.drafted > 0
+    scheduler, kv = make(pages=4000, chunk=640, max_running=64)
+    for uid in range(40):
+        one = sequence(uid, [uid] * 4, 6 + uid)
+        one.drafter = Guesses(kv, 8, 9)
+        scheduler.add(one)
+    batch = None
+    while scheduler.has_work:
+        before = len(scheduler.running)
+        batch = kv.step()
+        assert batch is not None and (not before or batch.tokens <= max(16, before))
+    assert scheduler.counters.drafted > 0
+    assert kv.outputs == {uid: kv.expected([uid] * 4, 6 + uid) for uid in range(40)}
+
+
+def test_a_step_that_failed_with_drafts_is_tried_without() -> None:
+    scheduler, kv = make()
+    one = sequence(0, [1, 2, 3], 9)
+    one.drafter = Guesses(kv, 3, 1)
+    scheduler.add(one)
+    kv.step()
+    batch = kv.step(fail=True)
+    assert batch is not None and one.phase is Phase.WAITING and not one.drafts
+    scheduler.check_integrity()
+    batch = kv.step()
+    assert batch is not None and batch.tokens == 1
+    kv.run()
+    assert kv.outputs[0] == kv.expected([1, 2, 3], 9)
+    one = sequence(1, [3, 2, 1], 9)
+    scheduler.add(one)
+    kv.step(fail=True)
+    assert one.phase is Phase.FINISHED
 
 
 def test_priority_runs_smaller_numbers_first() -> None:

@@ -423,3 +423,16 @@ async def test_an_address_that_is_taken_is_known_before_the_model_is_loaded() ->
     assert not other.started
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
+
+
+async def test_a_write_to_a_client_that_has_just_gone_is_no_failure_of_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Gone(Stand):
+        async def flush_cache(self) -> int:
+            raise ConnectionResetError("Cannot write to closing transport")
+
+    async with served(Gone()) as client:
+        answer = await client.post("/flush_cache")
+        assert answer.status == 499
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

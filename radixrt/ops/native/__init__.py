@@ -5,19 +5,23 @@ Without a compiler at installation there is no ``_native``: ``native`` is ``None
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, TypeAlias
 
 import torch
 
+native: Any = None
 try:
-    from radixrt.ops import _native as native
+    native = importlib.import_module("radixrt.ops._native")
 except ImportError:
-    native = None  # type: ignore[assignment]
+    pass
 
 # data, bias or None, outputs, inputs, kind, group, offset, minimums, wide scales: see types.hpp
 Packed: TypeAlias = tuple[Any, Any, int, int, int, int, int, bool, bool]
 
 KV_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+QUANTIZED = (0, 1)  # kinds of packed matrices that 8-bit activations are multiplied with
 
 # Types of matrices that are computed as stored, by the names and numbers of GGUF.
 TYPES = {

@@ -1,0 +1,72 @@
+"""Sampling owns how a computed step becomes tokens: which positions are read, with what masks, on which path of the model.
+
+Invariants: a position is sampled from nothing but its own logits and the tokens before it, so it does not matter whether these were
+drafted or generated one step at a time; the likeliest tokens are found without full logits where nothing else is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+
+from radixrt.cache.page_pool import IntArray
+from radixrt.engine.live import LiveSample
+from radixrt.engine.scoring import prompt_logprobs, score
+from radixrt.model.runner import ModelRunner
+from radixrt.sampling.mask import Bitmask
+from radixrt.sampling.sampler import Sampled, chosen, sample
+from radixrt.sampling.spec import Row
+from radixrt.scheduler.batch import Batch
+
+
+def sample_step(runner: ModelRunner, batch: Batch, items: Seq[LiveSample]) -> list[list[Sampled]]:
+    """For each sampled sequence the token that follows its last one, then those that follow each of its drafts.
+
+    There are fewer where a constraint does not allow a draft: what follows that one cannot be wanted. The first one may be an
+    error. Of scored choices the scores are kept in the item, and their token says nothing but whether they are numbers.
+    """
+    for item in items:
+        request = item.request
+        if request.params.prompt_logprobs is not None and request.prompt_logprobs is None:
+            request.prompt_logprobs = prompt_logprobs(runner.logits, request, item.sequence)
+    results: list[list[Sampled]] = [[] for _ in items]
+    scored = [i for i, item in enumerate(items) if item.request.scoring]
+    wanted = [(items[i].sequence, len(items[i].request.prompt)) for i in scored]
+    for i, scores in zip(scored, score(runner.logits, wanted), strict=True):
+        items[i].scores = scores
+        finite = all(map(math.isfinite, scores))
+        results[i] = [Sampled(-1, error=None if finite else "the model's logits are not finite")]
+    owners: list[int] = []
+    rows: list[Row] = []
+    masks: list[Bitmask | None] = []
+    slots: list[int] = []  # places in ``batch.sample_slots``
+    first = 0
+    for i, item in enumerate(items):
+        start, first = first, first + 1 + item.sequence.drafts
+        if results[i]:
+            continue
+        try:
+            allowed = item.masks(runner.info.vocab_size)
+        except Exception as error:  # the grammar came to a limit of its own
+            results[i] = [Sampled(-1, error=str(error))]
+            continue
+        owners += [i] * len(allowed)
+        rows += [item.row(ahead) for ahead in range(len(allowed))]
+        masks += allowed
+        slots += range(start, start + len(allowed))
+    for i, result in zip(owners, _sample(runner, batch.sample_slots[slots], rows, masks), strict=True):
+        results[i].append(result)
+    return results
+
+
+def _sample(runner: ModelRunner, slots: IntArray, rows: Seq[Row], masks: Seq[Bitmask | None]) -> list[Sampled]:
+    found: dict[int, Sampled] = {}
+    greedy = [at for at, row in enumerate(rows) if row.greedy]
+    if greedy:
+        ids, values = runner.best(slots[greedy], [masks[at] for at in greedy])
+        found |= zip(greedy, chosen(ids, values), strict=True)
+    drawn = [at for at in range(len(rows)) if at not in found]
+    if drawn:
+        allowed = {row: mask for row, at in enumerate(drawn) if (mask := masks[at]) is not None}
+        found |= zip(drawn, sample(runner.logits(slots[drawn]), [rows[at] for at in drawn], allowed), strict=True)
+    return [found[at] for at in range(len(rows))]
