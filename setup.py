@@ -20,7 +20,13 @@ def _native(name: str, folder: str, sources: list[str], *flags: str) -> Extensio
     )
 
 
-_VARIANTS = ("avx512", "avxvnni", "avx2", "neon", "portable")  # each compiled for its own instruction set, one is chosen at run time
+_VARIANTS = (
+    "avx512",
+    "avxvnni",
+    "avx2",
+    "neon",
+    "portable",
+)  # each compiled for its own instruction set, one is chosen at run time
 
 setup(
     ext_modules=[

@@ -35,7 +35,12 @@ def make_engine(tiny: Callable[[str], Tiny]) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
 
     def make(name: str = "llama", **settings: Any) -> Engine:
-        engines.append(Engine(str(tiny(name)[0]), **{"check_integrity": True, "max_total_tokens": 4096, "kv_dtype": "float32", **settings}))
+        engines.append(
+            Engine(
+                str(tiny(name)[0]),
+                **{"check_integrity": True, "max_total_tokens": 4096, "kv_dtype": "float32", **settings},
+            )
+        )
         return engines[-1]
 
     yield make

@@ -6,7 +6,6 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 from radixrt import FinishReason, InvalidRequest, SamplingParams
 from radixrt.errors import EngineClosed
