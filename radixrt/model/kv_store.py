@@ -6,25 +6,41 @@ token's logits, and the logits of all its positions, come from what is stored.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from radixrt.model.config import ModelConfig
+from radixrt.ops.native.memory import reserve
 
 
 class KVStore:
     """Buffers for ``slots`` tokens; memory is touched only where it is written.
 
     Attributes:
-        k, v: one tensor a layer, ``[slots, kv_heads, head_dim]``, in ``kv_dtype``.
+        k, v: one tensor a layer, ``[slots, kv_heads, head_dim]``, or ``[kv_heads, slots, head_dim]`` with ``by_head``, in ``kv_dtype``.
         hidden: ``[slots, hidden_size]`` after the final norm, in the computation dtype.
     """
 
     def __init__(
-        self, config: ModelConfig, slots: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        slots: int,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+        *,
+        by_head: bool = False,
     ) -> None:
-        shape = (slots, config.num_kv_heads, config.head_dim)
-        self.k = [torch.empty(shape, dtype=kv_dtype, device=device) for _ in range(config.num_layers)]
-        self.v = [torch.empty(shape, dtype=kv_dtype, device=device) for _ in range(config.num_layers)]
+        shape = (config.num_kv_heads, slots) if by_head else (slots, config.num_kv_heads)
+        shape = (*shape, config.head_dim)
+        if by_head:
+            both = (2 * config.num_layers, *shape)
+            memory = torch.frombuffer(reserve(math.prod(both) * kv_dtype.itemsize), dtype=kv_dtype).view(both)
+            self.k, self.v = list(memory[: config.num_layers]), list(memory[config.num_layers :])
+        else:
+            self.k = [torch.empty(shape, dtype=kv_dtype, device=device) for _ in range(config.num_layers)]
+            self.v = [torch.empty(shape, dtype=kv_dtype, device=device) for _ in range(config.num_layers)]
         self.hidden = torch.empty((slots, config.hidden_size), dtype=dtype, device=device)
 
 

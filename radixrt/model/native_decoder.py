@@ -19,6 +19,7 @@ from radixrt.model.kv_store import KVStore
 from radixrt.model.rope import cos_sin_table
 from radixrt.ops.interface import IntArray
 from radixrt.ops.native import KV_KINDS, QUANTIZED, TYPES, Packed, native
+from radixrt.ops.native.memory import Arena
 from radixrt.sampling.mask import Bitmask
 
 
@@ -26,7 +27,7 @@ class NativeDecoder:
     """The weights of a model in the kernels' layout, and its forward over one flattened batch.
 
     Args:
-        store: where KV and hidden states go; hidden states are float32.
+        store: where KV and hidden states go, ``by_head``; hidden states are float32.
         threads: CPU threads of a forward.
         kernels: a variant of the kernels by name; ``""``: the best of this machine.
         progress: called with layers done and layers in all.
@@ -52,6 +53,7 @@ class NativeDecoder:
         hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
         q_size, kv_size = config.num_heads * dim, config.kv_size
         self.parameters = 0
+        self._arena = Arena()
         self.weight_bytes = 0  # that a step reads
         embed = self._matrix("model.embed_tokens.weight", None, config.vocab_size, hidden)
         head = embed if config.tie_embeddings else self._matrix("lm_head.weight", None, config.vocab_size, hidden)
@@ -158,5 +160,7 @@ class NativeDecoder:
         packed: Packed = native.pack(
             TYPES[raw.type_name], [raw.blocks], np.zeros(n, dtype=np.int32), rows.astype(np.int32), k, padded
         )
-        self.weight_bytes += len(packed[0])
-        return packed
+        data = self._arena.take(len(packed[0]))
+        data[:] = packed[0]
+        self.weight_bytes += len(data)
+        return (data, *packed[1:])

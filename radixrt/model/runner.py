@@ -106,7 +106,7 @@ class ModelRunner:
                 f"({per_token} bytes a token)",
             )
         try:
-            self.store = KVStore(model, slots, dtype, kv_dtype, self.ops.device)
+            self.store = KVStore(model, slots, dtype, kv_dtype, self.ops.device, by_head=runs_native)
         except (MemoryError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else "out of memory"
             raise InvalidRequest(

@@ -405,7 +405,7 @@ def lines(client: EngineClient, config: ServerConfig, address: str, *, local: bo
     key = "an API key is asked for" if config.api_key else "no API key is asked for"
     found = [
         f"  model    {info.model}" + (f", served as {names}" if names != info.model else ""),
-        f"  dtype    {info.dtype} on {info.device}",
+        f"  dtype    {info.dtype} on {info.device}, kernels: {info.kernels}",
         f"  context  {info.context_length:,} tokens, prompt and output together",
         f"  pool     {info.pool_tokens:,} tokens of keys and values, for running requests and the cache",
         f"  engine   {'in this process' if config.in_process else 'in a process of its own'}",

@@ -26,7 +26,7 @@ class EngineInfo:
 
     Fields:
         model: its name. context_length: longest prompt + output. pool_tokens: tokens the KV pool holds.
-        settings: ``EngineConfig`` as a mapping. dtype, device: as decided.
+        settings: ``EngineConfig`` as a mapping. dtype, device, kernels: as decided.
     """
 
     model: str
@@ -36,6 +36,7 @@ class EngineInfo:
     dtype: str
     device: str
     settings: Mapping[str, Any]
+    kernels: str = "torch"
 
 
 class ProgramLink(Protocol):

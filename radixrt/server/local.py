@@ -50,6 +50,7 @@ def info_of(engine: Engine) -> EngineInfo:
         dtype=model.dtype,
         device=model.device,
         settings=settings,
+        kernels=model.kernels,
     )
 
 

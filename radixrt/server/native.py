@@ -444,6 +444,7 @@ class Native:
                 "vocab_size": info.vocab_size,
                 "dtype": info.dtype,
                 "device": info.device,
+                "kernels": info.kernels,
                 **await self._gate.stats(),
                 "tasks": len(asyncio.all_tasks()),  # of the front
                 "engine": {name: _shown(value) for name, value in info.settings.items()},

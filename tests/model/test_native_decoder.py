@@ -35,7 +35,7 @@ class Computer:
         config = ModelConfig.from_dict(checkpoint.config)
         self.kind = kind
         self.vocab = config.vocab_size
-        self.store = KVStore(config, SLOTS, torch.float32, kv, torch.device("cpu"))
+        self.store = KVStore(config, SLOTS, torch.float32, kv, torch.device("cpu"), by_head=kind == "native")
         if kind == "torch":
             ops = TorchOps(torch.device("cpu"), torch.float32)
             self.torch = load_decoder(config, checkpoint, ops, torch.float32, 512)

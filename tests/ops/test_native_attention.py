@@ -44,7 +44,10 @@ def run(
 ) -> torch.Tensor:
     out = torch.full_like(batch.q, float("nan"))
     kind = next(kind for kind, dtype in KINDS.items() if dtype is batch.k.dtype)
-    k, v = (cache.view(torch.int32 if kind == 0 else torch.int16).numpy() for cache in (batch.k, batch.v))
+    k, v = (
+        cache.transpose(0, 1).contiguous().view(torch.int32 if kind == 0 else torch.int16).numpy()
+        for cache in (batch.k, batch.v)
+    )
     native.attention(
         variant,
         batch.q.contiguous().numpy(),

@@ -88,13 +88,13 @@ public:
     int items() const { return int(blocks_.size() + cuts_.size()) * kv_heads_; }
     int units() const { return int(units_.size()); }
 
-    // q, out [rows, heads * dim]; k, v [slots, kv_heads, dim]
-    void run(int item, const Kernels& kernels, const float* q, const void* k, const void* v, KV kind, float scale, float* out,
+    // q, out [rows, heads * dim]; k, v [kv_heads, slots, dim], so that a head's slots are one stream
+    void run(int item, const Kernels& kernels, const float* q, const void* k, const void* v, size_t slots, KV kind, float scale, float* out,
              float* scratch) {
         const size_t which = size_t(item / kv_heads_);
         const int kv_head = item % kv_heads_;
-        const size_t at = size_t(kv_head) * size_t(dim_) * (kind == KV::kF32 ? 4 : 2);
-        KVHead head{static_cast<const char*>(k) + at, static_cast<const char*>(v) + at, size_t(kv_heads_) * dim_, dim_, kind, nullptr, 0};
+        const size_t at = size_t(kv_head) * slots * size_t(dim_) * (kind == KV::kF32 ? 4 : 2);
+        KVHead head{static_cast<const char*>(k) + at, static_cast<const char*>(v) + at, size_t(dim_), dim_, kind, nullptr, 0};
         scratch += (64 - reinterpret_cast<uintptr_t>(scratch) % 64) % 64 / sizeof(float);
         Call call{kernels, head, q, out, scale, scratch, kv_head};
         if (which < blocks_.size()) return run_block(blocks_[which], call);

@@ -66,22 +66,13 @@ static inline __attribute__((always_inline)) void load_keys(const void* base, co
 
 // Positions low .. high of a chunk: keys as [dim][64], values as [64][dim padded to 16]. slots: of the position `low`.
 template <KV KIND>
-static void load_chunk(const KVHead& head, const int32_t* slots, int low, int high, const int32_t* ahead, int ahead_count, float* keys,
-                       float* values) {
+static void load_chunk(const KVHead& head, const int32_t* slots, int low, int high, float* keys, float* values) {
     const int dim = head.dim, padded = (dim + kLanes - 1) / kLanes * kLanes;
     slots -= low;
     for (int first = low / kLanes * kLanes; first < high; first += kLanes) {
         const int begin = low > first ? low - first : 0, end = high - first < kLanes ? high - first : kLanes;
         size_t at[kLanes] = {};
         for (int i = begin; i < end; i++) at[i] = size_t(slots[first + i]) * head.stride;
-        constexpr size_t size = KIND == KV::kF32 ? 4 : 2;
-        for (int i = 0; i < kLanes && ahead_count > 0; i++, ahead_count--) {
-            const size_t from = size_t(*ahead++) * head.stride * size;
-            for (size_t j = 0; j < dim * size; j += 64) {
-                __builtin_prefetch(static_cast<const char*>(head.k) + from + j, 0, 2);
-                __builtin_prefetch(static_cast<const char*>(head.v) + from + j, 0, 2);
-            }
-        }
         for (int d = 0; d < dim; d += kLanes) {
             float* out = keys + d * kChunk + first;
             if (end - begin == kLanes && dim - d >= kLanes) load_keys<KIND, true>(head.k, at, 0, kLanes, kLanes, out);
@@ -98,15 +89,30 @@ static void load_chunk(const KVHead& head, const int32_t* slots, int low, int hi
     }
 }
 
+// What is fetched while something else is computed: the rows of some slots, one with each step.
+struct Ahead {
+    const char* base = nullptr;
+    const int32_t* slots = nullptr;
+    int count = 0;
+    size_t slot_bytes = 0, row_bytes = 0;
+
+    void fetch(int i) const {
+        if (i >= count) return;
+        const char* row = base + size_t(slots[i]) * slot_bytes;
+        for (size_t j = 0; j < row_bytes; j += 64) __builtin_prefetch(row + j, 0, 3);
+    }
+};
+
 // acc[r][c] += sum over i = begin .. end, in order, of a[r][i] * b[i * stride + 16 c ...]
 template <int R, int C>
 static inline __attribute__((always_inline)) void products(const float* const* a, const float* b, int stride, int begin, int end,
-                                                           F (&acc)[R][C]) {
+                                                           const Ahead& ahead, F (&acc)[R][C]) {
     const float* rows[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) rows[r] = a[r];
     b += begin * stride;
     for (int i = begin; i < end; i++, b += stride) {
+        ahead.fetch(i - begin);
         F column[C];
 #pragma GCC unroll 16
         for (int c = 0; c < C; c++) column[c] = load(b + c * kLanes);
@@ -120,11 +126,11 @@ static inline __attribute__((always_inline)) void products(const float* const* a
 }
 
 template <int R, int C>
-static inline void scores(const float* const* q, const float* keys, int dim, float scale, float* out) {
+static inline void scores(const float* const* q, const float* keys, int dim, float scale, const Ahead& ahead, float* out) {
     F acc[R][C];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) acc[r][c] = zero();
-    products<R, C>(q, keys, kChunk, 0, dim, acc);
+    products<R, C>(q, keys, kChunk, 0, dim, ahead, acc);
     const F by = set1(scale);
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) store(out + r * kChunk + c * kLanes, mul(acc[r][c], by));
@@ -132,11 +138,11 @@ static inline void scores(const float* const* q, const float* keys, int dim, flo
 
 template <int R, int C>
 static inline void sums(const float* const* weights, const float* values, int padded, int low, int high, const float* shrink,
-                        float* const* part, int at) {
+                        float* const* part, int at, const Ahead& ahead) {
     F acc[R][C];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) acc[r][c] = mul(load(part[r] + 2 + at + c * kLanes), set1(shrink[r]));
-    products<R, C>(weights, values + at, padded, low, high, acc);
+    products<R, C>(weights, values + at, padded, low, high, ahead, acc);
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) store(part[r] + 2 + at + c * kLanes, add(acc[r][c], zero()));
 }
@@ -147,6 +153,7 @@ struct Chunk {
     int start, size;  // the first position; how many of the 64 there are at most
     int dim, padded;
     float scale;
+    Ahead ahead_keys, ahead_values;
 };
 
 // R queries over one chunk
@@ -167,11 +174,11 @@ static void tile(const Chunk& c, const float* const* q, const int32_t* from, con
         float* out = c.weights + v * kLanes;
         const int n = vectors - v;
         if constexpr (kVectors == 4) {
-            if (n >= 4) scores<R, 4>(q, keys, c.dim, c.scale, out), v += 4;
-            else if (n == 3) scores<R, 3>(q, keys, c.dim, c.scale, out), v += 3;
+            if (n >= 4) scores<R, 4>(q, keys, c.dim, c.scale, v == first_vector ? c.ahead_keys : Ahead{}, out), v += 4;
+            else if (n == 3) scores<R, 3>(q, keys, c.dim, c.scale, v == first_vector ? c.ahead_keys : Ahead{}, out), v += 3;
         }
-        if (n == 1) scores<R, 1>(q, keys, c.dim, c.scale, out), v += 1;
-        else if (n == 2 || kVectors == 2) scores<R, 2>(q, keys, c.dim, c.scale, out), v += 2;
+        if (n == 1) scores<R, 1>(q, keys, c.dim, c.scale, v == first_vector ? c.ahead_keys : Ahead{}, out), v += 1;
+        else if (n == 2 || kVectors == 2) scores<R, 2>(q, keys, c.dim, c.scale, v == first_vector ? c.ahead_keys : Ahead{}, out), v += 2;
     }
     float shrink[R];
     const float* weights[R];
@@ -201,11 +208,11 @@ static void tile(const Chunk& c, const float* const* q, const int32_t* from, con
     for (int at = 0; at < c.padded;) {
         const int n = (c.padded - at) / kLanes;
         if constexpr (kVectors == 4) {
-            if (n >= 4) sums<R, 4>(weights, c.values, c.padded, low, high, shrink, part, at), at += 4 * kLanes;
-            else if (n == 3) sums<R, 3>(weights, c.values, c.padded, low, high, shrink, part, at), at += 3 * kLanes;
+            if (n >= 4) sums<R, 4>(weights, c.values, c.padded, low, high, shrink, part, at, at == 0 ? c.ahead_values : Ahead{}), at += 4 * kLanes;
+            else if (n == 3) sums<R, 3>(weights, c.values, c.padded, low, high, shrink, part, at, at == 0 ? c.ahead_values : Ahead{}), at += 3 * kLanes;
         }
-        if (n == 1) sums<R, 1>(weights, c.values, c.padded, low, high, shrink, part, at), at += kLanes;
-        else if (n == 2 || kVectors == 2) sums<R, 2>(weights, c.values, c.padded, low, high, shrink, part, at), at += 2 * kLanes;
+        if (n == 1) sums<R, 1>(weights, c.values, c.padded, low, high, shrink, part, at, at == 0 ? c.ahead_values : Ahead{}), at += kLanes;
+        else if (n == 2 || kVectors == 2) sums<R, 2>(weights, c.values, c.padded, low, high, shrink, part, at, at == 0 ? c.ahead_values : Ahead{}), at += 2 * kLanes;
     }
 }
 
@@ -226,13 +233,21 @@ static void attend(const KVHead& head, const int32_t* slots, int begin, int end,
     float *keys = scratch, *values = keys + padded * kChunk, *weights = values + padded * kChunk;
     for (int start = begin / kChunk * kChunk; start < end; start += kChunk) {
         const int low = begin > start ? begin - start : 0, high = end - start < kChunk ? end - start : kChunk;
-        const int done = start + low - begin, ahead_count = head.ahead_count - done;  // one comes ahead for each that is read
-        const int32_t* ahead = ahead_count > 0 ? head.ahead + done : nullptr;
-        if (head.kind == KV::kF32) load_chunk<KV::kF32>(head, slots + done, low, high, ahead, ahead_count, keys, values);
-        else if (head.kind == KV::kF16) load_chunk<KV::kF16>(head, slots + done, low, high, ahead, ahead_count, keys, values);
-        else load_chunk<KV::kBF16>(head, slots + done, low, high, ahead, ahead_count, keys, values);
-        const Chunk chunk{keys, values, weights, start, high, head.dim, padded, scale * 1.44269504088896341f};
-        for (int i = 0; i < count; i += kTile) tiles<kTile>(count - i, chunk, q + i, from + i, to + i, part + i);
+        const int done = start + low - begin, behind = start + kChunk;  // what comes next is fetched while this is computed
+        const int32_t* ahead = behind < end ? slots + (behind - begin) : head.ahead;
+        const int left = behind < end ? end - behind : head.ahead_count, ahead_count = left < kChunk ? left : kChunk;
+        if (head.kind == KV::kF32) load_chunk<KV::kF32>(head, slots + done, low, high, keys, values);
+        else if (head.kind == KV::kF16) load_chunk<KV::kF16>(head, slots + done, low, high, keys, values);
+        else load_chunk<KV::kBF16>(head, slots + done, low, high, keys, values);
+        const size_t element = head.kind == KV::kF32 ? 4 : 2;
+        const auto rows = [&](const void* base) {
+            return Ahead{static_cast<const char*>(base), ahead, ahead_count, head.stride * element, head.dim * element};
+        };
+        Chunk chunk{keys, values, weights, start, high, head.dim, padded, scale * 1.44269504088896341f, rows(head.k), rows(head.v)};
+        for (int i = 0; i < count; i += kTile) {
+            tiles<kTile>(count - i, chunk, q + i, from + i, to + i, part + i);
+            chunk.ahead_keys.count = chunk.ahead_values.count = 0;
+        }
     }
 }
 

@@ -51,11 +51,11 @@ static const char* wrong(const Buffer& q_lens, const Buffer& kv_lens, const Buff
 }
 
 static void run(Attention& plan, const std::vector<int>& order, int threads, const Kernels& kernels, int dim, const float* q, const void* k,
-                const void* v, KV kind, float scale, float* out) {
+                const void* v, size_t slots, KV kind, float scale, float* out) {
     std::atomic<size_t> next{0};
     std::vector<std::vector<float>> scratch(size_t(threads), std::vector<float>(Attention::scratch_floats(dim), NAN));
     const auto work = [&](float* own) {
-        for (size_t i; (i = next.fetch_add(1)) < order.size();) plan.run(order[i], kernels, q, k, v, kind, scale, out, own);
+        for (size_t i; (i = next.fetch_add(1)) < order.size();) plan.run(order[i], kernels, q, k, v, slots, kind, scale, out, own);
     };
     plan.begin();
     std::vector<std::thread> others;
@@ -82,7 +82,7 @@ static PyObject* attention(PyObject*, PyObject* args) {
     if (threads < 1 || threads > 64) return refuse("threads: must be 1 .. 64");
     if (most_parts < 0) return refuse("most_parts: must be at least 0");
     const size_t slot = size_t(kv_heads) * size_t(dim) * (kind == 0 ? 4 : 2), slots = size_t(k.view.len) / slot;
-    if (size_t(k.view.len) % slot) return refuse("k: must be [slots, kv_heads, dim] of the kind");
+    if (size_t(k.view.len) % slot) return refuse("k: must be [kv_heads, slots, dim] of the kind");
     if (k.view.len != v.view.len) return refuse("v: must be as large as k");
     size_t rows;
     if (const char* problem = wrong(q_lens, kv_lens, kv_slots, slots, rows)) return refuse(problem);
@@ -99,7 +99,7 @@ static PyObject* attention(PyObject*, PyObject* args) {
         std::vector<int> order(static_cast<size_t>(items));
         std::iota(order.begin(), order.end(), 0);
         if (seed) std::shuffle(order.begin(), order.end(), std::mt19937(unsigned(seed)));
-        run(plan, order, threads, *kernels, dim, q.as<float>(), k.as<void>(), v.as<void>(), KV(kind), scale, out.as<float>());
+        run(plan, order, threads, *kernels, dim, q.as<float>(), k.as<void>(), v.as<void>(), slots, KV(kind), scale, out.as<float>());
     } catch (const std::bad_alloc&) {
         memory = false;
     }

@@ -25,7 +25,7 @@ struct LayerWeights {
     const float *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: none, or one weight an element of a head
     Matrix q, k, v, o, gate, up, down;
     int window;  // 0: all positions
-    uint8_t *k_cache, *v_cache;
+    uint8_t *k_cache, *v_cache;  // [kv_heads, slots, dim]
 };
 
 inline size_t kv_bytes(KV kind) { return kind == KV::kF32 ? 4 : 2; }
@@ -117,6 +117,7 @@ public:
     const float* norm = nullptr;
     const float* cos_sin = nullptr;  // [positions, 2, dim / 2]
     float* hidden = nullptr;         // [slots, hidden]
+    size_t slots = 0;
     bool share = true;               // attention reads the KV that sequences have in common once
 
     const Kernels& kernels() const { return kernels_; }
@@ -241,7 +242,7 @@ private:
                 }
                 case kQKV: return qkv(layer, item, input(layer, kind, phase, bench), bench);
                 case kAttend:
-                    return attention->run(item, k, m.q_.data(), layer.k_cache, layer.v_cache, s.kv, s.scale, m.attended_.data(),
+                    return attention->run(item, k, m.q_.data(), layer.k_cache, layer.v_cache, m.slots, s.kv, s.scale, m.attended_.data(),
                                           bench.scratch.data());
                 case kO: return accumulate(layer.o, item, input(layer, kind, phase, bench));
                 case kGateUp: return gate_up(layer, item, input(layer, kind, phase, bench), bench);
@@ -333,7 +334,7 @@ private:
                     } else {
                         uint8_t* cache = part == 1 ? layer.k_cache : layer.v_cache;
                         k.store_kv(values, s.dim, s.kv,
-                                   cache + (size_t(b.write_slots[first + r]) * s.kv_heads + head + h) * s.dim * kv_bytes(s.kv));
+                                   cache + (size_t(head + h) * m.slots + size_t(b.write_slots[first + r])) * s.dim * kv_bytes(s.kv));
                     }
                 }
             }

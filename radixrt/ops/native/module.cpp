@@ -144,6 +144,7 @@ PyObject* model_new(PyTypeObject* type, PyObject* args, PyObject*) {
         made->model->hidden = reinterpret_cast<float*>(hidden);
         made->positions = positions;
         made->slots = slots;
+        made->model->slots = size_t(slots);
         auto* self = reinterpret_cast<ModelObject*>(type->tp_alloc(type, 0));
         if (self) self->owner = made.release();
         return reinterpret_cast<PyObject*>(self);

@@ -2,11 +2,14 @@
 //
 // A job is a row of phases, a phase a number of items; a phase begins when every item of the one before is done. Nobody is bound to an
 // item beforehand and nobody waits for a thread that has none: where another process takes a core away, the others go on with the rest.
-// Who finds nothing to do spins for some microseconds and then sleeps, so that the pool never keeps a core from someone who works.
+// Who finds nothing to do looks for some microseconds, then offers its core to others between two looks, and sleeps after a millisecond: the
+// pool never keeps a core from someone who works.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -27,12 +30,12 @@ public:
 
 class Threads {
 public:
-    explicit Threads(int count) : count_(count < 1 ? 1 : count) {
-        for (int i = 1; i < count_; i++) workers_.emplace_back([this, i] { work(i); });
+    explicit Threads(int count) : count_(count < 1 ? 1 : count), lanes_(new Lane[size_t(count_)]) {
+        for (int i = 1; i < count_; i++) workers_.emplace_back([this, i] { take_part(i); });
     }
 
     ~Threads() {
-        ticket_.store(kClosing);
+        closing_.store(true);
         wake();
         for (auto& worker : workers_) worker.join();
     }
@@ -42,21 +45,24 @@ public:
     void run(Job& job) {  // returns when every item is done
         std::lock_guard<std::mutex> one(running_);
         job_.store(&job);
+        idle_.store(false);
         begin(job, 0);
-        take_part(0, true);
+        take_part(0);
     }
 
 private:
-    // A ticket: what comes next in the job that runs. Whoever has moved it on by one owns the item, and until that is done the job lives; so
-    // a thread that comes late looks at nothing but the ticket.
-    //   bits 0-23 item   24-47 items of the phase   48-61 phase   62 no job   63 closing
-    static constexpr uint64_t kIdle = uint64_t(1) << 62, kClosing = uint64_t(1) << 63;
-    static constexpr int kMost = (1 << 24) - 1;
-    static constexpr int kSpin = 2000;  // some tens of microseconds
+    // The items of a phase are dealt out in equal runs, one for each thread, because a line of memory that two cores write costs as much as a small
+    // item. Who is through with its own takes from the others'. A lane says what is left of a run; whoever has moved it on by one owns the item, and
+    // until that is counted as done the phase and the job live: so a thread that comes late looks at nothing but lanes.
+    //   bits 0-24 next item   25-49 behind the last   50-63 phase
+    struct alignas(128) Lane {
+        std::atomic<uint64_t> left{0};
+    };
+    static constexpr uint64_t kItem = (1 << 25) - 1;
+    static constexpr int kSpin = 1000;                         // looks before a core is offered to others: some microseconds
+    static constexpr std::chrono::microseconds kAwake{1000};  // of looking before it sleeps: to wake up takes up to 100
 
-    static int item_of(uint64_t ticket) { return int(ticket & kMost); }
-    static int items_of(uint64_t ticket) { return int(ticket >> 24 & kMost); }
-    static bool open(uint64_t ticket) { return item_of(ticket) < items_of(ticket); }
+    static bool open(uint64_t left) { return (left & kItem) < (left >> 25 & kItem); }
 
     static void pause() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -70,58 +76,97 @@ private:
         const int phases = job.phases();
         int items = 0;
         while (phase < phases && (items = job.items(phase)) <= 0) phase++;
-        done_.store(0);
-        ticket_.store(phase < phases ? uint64_t(phase) << 48 | uint64_t(items) << 24 : kIdle);
+        if (phase < phases) {
+            to_do_.store(items);
+            for (int t = count_; t-- > 0;) {
+                const uint64_t from = uint64_t(items) * t / count_, to = uint64_t(items) * (t + 1) / count_;
+                lanes_[t].left.store(uint64_t(phase) << 50 | to << 25 | from);
+            }
+        } else {
+            idle_.store(true);
+        }
         wake();
     }
 
-    void take_part(int thread, bool leads) {
+    bool take(Lane& lane, int& phase, int& item) {
+        uint64_t left = lane.left.load();
+        while (open(left)) {
+            if (!lane.left.compare_exchange_weak(left, left + 1)) continue;
+            phase = int(left >> 50);
+            item = int(left & kItem);
+            return true;
+        }
+        return false;
+    }
+
+    bool take(int thread, int& phase, int& item) {
+        for (int i = 0; i < count_; i++)
+            if (take(lanes_[(thread + i) % count_], phase, item)) return true;
+        return false;
+    }
+
+    void take_part(int thread) {
+        int phase, item, done = 0, now = -1;
         for (;;) {
-            uint64_t ticket = ticket_.load();
-            if (ticket & (leads ? kIdle : kClosing)) return;
-            if (!open(ticket)) {
-                await([&] {
-                    const uint64_t now = ticket_.load();
-                    return open(now) || (now & (leads ? kIdle : kClosing));
-                });
-                continue;
+            const bool found = take(thread, phase, item);
+            // what was done is counted when there is no more of that phase, by then nobody can have ended it
+            if (done && (!found || phase != now)) {
+                Job& job = *job_.load();
+                if (to_do_.fetch_sub(done) == done) begin(job, now + 1);
+                done = 0;
             }
-            if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
-            Job& job = *job_.load();
-            const int phase = int(ticket >> 48);
-            job.run(phase, item_of(ticket), thread);
-            if (done_.fetch_add(1) + 1 == items_of(ticket)) begin(job, phase + 1);
+            if (found) {
+                job_.load()->run(phase, item, thread);
+                now = phase;
+                done++;
+            } else if (!await(thread)) {
+                return;
+            }
         }
     }
 
-    template <class Ready>
-    void await(Ready ready) {
+    // Until there may be an item; false: thread 0 has nothing more to do, or the pool closes.
+    bool await(int thread) {
+        const auto over = [&] { return thread == 0 ? idle_.load() : closing_.load(); };
+        const auto any = [&] {
+            for (int t = 0; t < count_; t++)
+                if (open(lanes_[t].left.load())) return true;
+            return false;
+        };
         for (int i = 0; i < kSpin; i++) {
-            if (ready()) return;
+            if (open(lanes_[thread].left.load())) return true;
+            if (i % 16 == 0 && any()) return true;
+            if (over()) return false;
             pause();
+        }
+        for (const auto start = std::chrono::steady_clock::now(); std::chrono::steady_clock::now() - start < kAwake;) {
+            if (any()) return true;
+            if (over()) return false;
+            std::this_thread::yield();
         }
         sleeping_.fetch_add(1);
         {
             std::unique_lock<std::mutex> lock(mutex_);
-            wake_.wait(lock, ready);
+            wake_.wait(lock, [&] { return any() || over(); });
         }
         sleeping_.fetch_sub(1);
+        return any() || !over();
     }
 
-    void wake() {  // after the ticket changed; a sleeper is counted before it looks at the ticket for the last time
+    void wake() {  // after lanes or flags changed; a sleeper is counted before it looks at them for the last time
         if (sleeping_.load() == 0) return;
         std::lock_guard<std::mutex> lock(mutex_);
         wake_.notify_all();
     }
 
-    void work(int thread) { take_part(thread, false); }
-
     const int count_;
+    std::unique_ptr<Lane[]> lanes_;
+    alignas(128) std::atomic<int> to_do_{0};  // items of the phase that are not counted as done
+    alignas(128) std::atomic<Job*> job_{nullptr};
+    std::atomic<int> sleeping_{0};
+    std::atomic<bool> idle_{true}, closing_{false};
     std::mutex mutex_, running_;
     std::condition_variable wake_;
-    std::atomic<Job*> job_{nullptr};
-    std::atomic<uint64_t> ticket_{kIdle};
-    std::atomic<int> done_{0}, sleeping_{0};
     std::vector<std::thread> workers_;
 };
 
