@@ -1,8 +1,10 @@
 """Owns ``radixrt bench --limits``: what this machine can do at most, and which share of it the native kernels reach.
 
-    decode, one sequence    bytes of weights, keys and values read a second, of the bandwidth of reading memory
-    decode, 16 sequences    operations of the matrices a second, of the peak of 8-bit dot products (float32 where weights are floats)
-    prefill, 2,048 tokens   the same
+    decode, one sequence    bytes of weights, keys and values read, of the bandwidth of reading memory
+    decode, 16 sequences    operations, of the peaks of the arithmetic they are done in: matrices of quantized weights in 8-bit dot products,
+    prefill, 2,048 tokens   attention (and float weights) in float32
+
+A share is the time the machine needs at its limits, of the time that was measured.
 
 Invariants: limits and shares are measured in one run, on the threads that the engine computes with; medians.
 """
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from radixrt import Engine
 
 _BUFFER = 96 * 2**20  # bytes each thread reads: more than caches hold
+_READS = 20
 _PROMPT = 2048
 _BATCH = 16
 
@@ -43,21 +46,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a workload reached of a limit."""
+    """What a workload reached: tokens a second, and the part of its time that reading and arithmetic need at the limits."""
 
     workload: str
-    rate: float  # tokens a second
-    reached: float
-    limit: float
-    unit: str
-
-    @property
-    def share(self) -> float:
-        return self.reached / self.limit
+    rate: float
+    reading: float
+    arithmetic: float
 
 
 def measure_limits(threads: int, repeats: int = 3) -> Limits:
-    """What ``threads`` threads reach at once, the best of ``repeats``."""
+    """What ``threads`` threads reach at once, the best of ``repeats``; memory is what they share, so it is read by all at the same time."""
     from radixrt.ops.native import native
 
     buffers = [np.ones(_BUFFER, dtype=np.uint8) for _ in range(threads)]
@@ -67,7 +65,11 @@ def measure_limits(threads: int, repeats: int = 3) -> Limits:
         for _ in range(repeats):
             found = list(pool.map(native.peaks, buffers))
             variant = found[0]["variant"]
-            best = {name: max(value, sum(one[name] for one in found)) for name, value in best.items()}
+            rates = {name: sum(one[name] for one in found) for name in ("int8", "float32")}
+            started = time.perf_counter()
+            list(pool.map(lambda buffer: [native.read(buffer) for _ in range(_READS)], buffers))
+            rates["read"] = threads * _READS * _BUFFER / (time.perf_counter() - started)
+            best = {name: max(value, rates[name]) for name, value in best.items()}
     return Limits(variant, threads, **best)
 
 
@@ -96,25 +98,36 @@ def measure_shares(engine: Engine, limits: Limits, repeats: int = 3) -> list[Sha
         run()
         return statistics.median(run() for _ in range(repeats))
 
-    def attended(positions: range) -> float:  # operations of attention for one token at each of these positions
-        return 4.0 * config.num_layers * config.num_heads * config.head_dim * sum(positions)
+    def attended(pairs: float) -> float:  # operations of attention for so many pairs of a query and a key
+        return 4.0 * config.num_layers * config.num_heads * config.head_dim * pairs
 
-    peak, unit = (limits.int8, "int8") if decoder.quantized else (limits.float32, "float32")
+    per_token = engine.model_info.kv_bytes_per_token
+    matrix_peak = limits.int8 if decoder.quantized else limits.float32
     shares = []
+
+    def share(name: str, seconds: float, tokens: int, read: float, multiplied: float, positions: float) -> None:
+        arithmetic = 2.0 * multiplied / matrix_peak + attended(positions) / limits.float32
+        shares.append(Share(name, tokens / seconds, read / limits.read / seconds, arithmetic / seconds))
+
     new, length = 64, 64
-    seconds = median(lambda: timed(1, length, new)) / new
-    kv = engine.model_info.kv_bytes_per_token * (length + new / 2)
-    shares.append(
-        Share("decode, one sequence", 1 / seconds, (decoder.weight_bytes + kv) / seconds, limits.read, "bytes/s")
+    middle = length + new / 2
+    for batch, name in ((1, "decode, one sequence"), (_BATCH, f"decode, {_BATCH} sequences")):
+        share(
+            name,
+            median(lambda batch=batch: timed(batch, length, new)),  # type: ignore[misc]
+            batch * new,
+            new * (decoder.weight_bytes + batch * per_token * middle),
+            batch * new * (matrices + head),
+            batch * new * middle,
+        )
+    share(
+        f"prefill, {_PROMPT:,} tokens",
+        median(lambda: timed(1, _PROMPT, 1)),
+        _PROMPT,
+        decoder.weight_bytes + per_token * _PROMPT,
+        matrices * _PROMPT + head,
+        _PROMPT * (_PROMPT + 1) / 2,
     )
-    seconds = median(lambda: timed(_BATCH, length, new))
-    operations = _BATCH * (new * 2.0 * (matrices + head) + attended(range(length, length + new)))
-    shares.append(
-        Share(f"decode, {_BATCH} sequences", _BATCH * new / seconds, operations / seconds, peak, f"{unit} ops/s")
-    )
-    seconds = median(lambda: timed(1, _PROMPT, 1))
-    operations = 2.0 * (matrices * _PROMPT + head) + attended(range(1, _PROMPT + 1))
-    shares.append(Share(f"prefill, {_PROMPT:,} tokens", _PROMPT / seconds, operations / seconds, peak, f"{unit} ops/s"))
     return shares
 
 
@@ -136,16 +149,10 @@ def show_limits(settings: dict[str, Any], repeats: int, console: Console) -> dic
         limits = measure_limits(engine.model_info.threads, repeats)
         shares = measure_shares(engine, limits, repeats)
     table = Table(title=f"{limits.variant}, {limits.threads} threads")
-    for column in ("workload", "tokens/s", "reached", "limit", "share"):
+    for column in ("workload", "tokens/s", "share of reading", "share of arithmetic"):
         table.add_column(column, justify="left" if column == "workload" else "right")
     for one in shares:
-        table.add_row(
-            one.workload,
-            f"{one.rate:,.0f}",
-            f"{one.reached / 1e9:,.1f} G{one.unit}",
-            f"{one.limit / 1e9:,.1f}",
-            f"{one.share:.0%}",
-        )
+        table.add_row(one.workload, f"{one.rate:,.0f}", f"{one.reading:.0%}", f"{one.arithmetic:.0%}")
     console.print(table)
     console.print(
         f"limits: reads {limits.read / 1e9:.1f} GB/s, 8-bit dot products {limits.int8 / 1e9:,.0f} Gops/s, "
@@ -153,4 +160,4 @@ def show_limits(settings: dict[str, Any], repeats: int, console: Console) -> dic
         markup=False,
         highlight=False,
     )
-    return {"limits": asdict(limits), "shares": [{**asdict(one), "share": one.share} for one in shares]}
+    return {"limits": asdict(limits), "shares": [asdict(one) for one in shares]}

@@ -32,8 +32,8 @@ class KVStore:
         *,
         by_head: bool = False,
     ) -> None:
-        shape = (config.num_kv_heads, slots) if by_head else (slots, config.num_kv_heads)
-        shape = (*shape, config.head_dim)
+        outer = (config.num_kv_heads, slots) if by_head else (slots, config.num_kv_heads)
+        shape = (*outer, config.head_dim)
         if by_head:
             both = (2 * config.num_layers, *shape)
             memory = torch.frombuffer(reserve(math.prod(both) * kv_dtype.itemsize), dtype=kv_dtype).view(both)

@@ -309,7 +309,23 @@ inline PyObject* peaks(PyObject*, PyObject* args) {
     return Py_BuildValue("{s:s,s:d,s:d,s:d}", "variant", limits->name, "int8", dots, "float32", fmas, "read", read);
 }
 
+// read(buffer): reads it once, for measuring
+inline PyObject* read_buffer(PyObject*, PyObject* args) {
+    using namespace binding;
+    PyObject* object;
+    if (!PyArg_ParseTuple(args, "O", &object)) return nullptr;
+    const Buffer memory(object, "buffer", 1);
+    if (!memory.ok()) return nullptr;
+    const Limits* limits = best_limits();
+    int32_t sink = 0;
+    Py_BEGIN_ALLOW_THREADS;
+    limits->read(memory.as<uint8_t>(), size_t(memory.bytes()) / 4096 * 4096, &sink);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef matmul_methods[] = {
+    {"read", read_buffer, METH_VARARGS, "read(buffer): reads its whole pages once, for measuring"},
     {"pack", pack_matrix, METH_VARARGS,
      "pack(type, sources, source, row, k, bias) -> (data, bias, n, k, kind, group, offset, mins, wide)\n\n"
      "Output j of the matrix is row row[j] of the buffer sources[source[j]], whose rows are k elements of the GGUF type; "

@@ -93,7 +93,7 @@ private:
 
 constexpr int kFew = 4;          // up to so many rows every thread prepares the input for itself
 constexpr int kRowBlock = 256;   // rows that one item multiplies at most
-constexpr int kRowItem = 16;     // rows of an item that works row by row
+constexpr int kRowItem = 16;     // rows that an item which works row by row has at most
 
 inline int blocks(int count, int size) { return (count + size - 1) / size; }
 
@@ -196,6 +196,7 @@ private:
                                                                              m.share, m.arena_));
             }
             few = b.rows <= kFew;
+            row_item = std::max(1, std::min(kRowItem, b.rows / (4 * m.threads_->count())));
             row_blocks = blocks(b.rows, kRowBlock);
             block = blocks(b.rows, row_blocks);
         }
@@ -203,7 +204,7 @@ private:
         int phases() const override { return int(m.layers.size()) * kPhases + 2; }
 
         int items(int phase) override {
-            if (phase == 0 || phase == phases() - 1) return blocks(b.rows, kRowItem);
+            if (phase == 0 || phase == phases() - 1) return blocks(b.rows, row_item);
             const auto& layer = m.layers[size_t(phase - 1) / kPhases];
             switch (Phase((phase - 1) % kPhases)) {
                 case kNorm:
@@ -213,7 +214,7 @@ private:
                     if (few) return 0;
                     const auto next = Phase((phase - 1) % kPhases + 1);
                     m.input_.reserve(size_t(b.rows), width(next), m.forms(layer, next));
-                    return blocks(b.rows, kRowItem);
+                    return blocks(b.rows, row_item);
                 }
                 case kQKV: return row_blocks * (q_units + 2 * kv_units);
                 case kAttend: attention = plan(layer.window); attention->begin(); return attention->items();
@@ -236,7 +237,7 @@ private:
                 case kPostNorm:
                 case kPrepareDown: {
                     const auto next = Phase(kind + 1);
-                    const int begin = item * kRowItem, end = std::min(b.rows, begin + kRowItem);
+                    const int begin = item * row_item, end = std::min(b.rows, begin + row_item);
                     for (int r = begin; r < end; r++) prepare(layer, next, r, m.input_, bench);
                     return;
                 }
@@ -273,12 +274,12 @@ private:
         int groups(const Matrix& w) const { return blocks(w.tiles(), tiles_of_item(w)); }
 
         void embed(int item) {
-            const int begin = item * kRowItem, end = std::min(b.rows, begin + kRowItem);
+            const int begin = item * row_item, end = std::min(b.rows, begin + row_item);
             for (int r = begin; r < end; r++) unpack_row(m.embed, b.tokens[r], k, m.x_.data() + size_t(r) * s.hidden);
         }
 
         void finish(int item, Bench&) {
-            const int begin = item * kRowItem, end = std::min(b.rows, begin + kRowItem);
+            const int begin = item * row_item, end = std::min(b.rows, begin + row_item);
             for (int r = begin; r < end; r++)
                 k.rms_norm(m.x_.data() + size_t(r) * s.hidden, m.norm, s.eps, s.hidden, m.hidden + size_t(b.write_slots[r]) * s.hidden);
         }
@@ -369,7 +370,7 @@ private:
         const Kernels& k;
         const Shape& s;
         unsigned serial;
-        int unit, q_units, kv_units, row_blocks, block;
+        int unit, q_units, kv_units, row_blocks, block, row_item;
         bool few;
         std::vector<std::pair<int, std::unique_ptr<Attention>>> plans;
         Attention* attention = nullptr;
@@ -385,6 +386,7 @@ private:
         Head(Model& model, const int32_t* slots, int count)
             : m(model), k(model.kernels_), slots(slots), count(count), w(model.head), forms(Input::form_of(model.head)) {
             size = count >= 64 ? 4 : 8;
+            row_item = std::max(1, std::min(kRowItem, count / (4 * model.threads_->count())));
             row_blocks = blocks(count, kRowBlock);
             block = blocks(count, row_blocks);
             m.input_.reserve(size_t(count), w.k, forms);
@@ -392,14 +394,14 @@ private:
 
         int phases() const override { return 2; }
         int items(int phase) override {
-            if (phase == 0) return blocks(count, kRowItem);
+            if (phase == 0) return blocks(count, row_item);
             if (!out) found.resize(size_t(m.threads_->count()) * count);
             return row_blocks * blocks(w.tiles(), size);
         }
 
         void run(int phase, int item, int thread) override {
             if (phase == 0) {
-                for (int r = item * kRowItem; r < std::min(count, (item + 1) * kRowItem); r++)
+                for (int r = item * row_item; r < std::min(count, (item + 1) * row_item); r++)
                     m.input_.fill(k, size_t(r), m.hidden + size_t(slots[r]) * w.k, w.k, forms);
                 return;
             }
@@ -453,7 +455,7 @@ private:
         const int count;
         const Matrix& w;
         const unsigned forms;
-        int size, row_blocks, block;
+        int size, row_blocks, block, row_item;
     };
 
     std::shared_ptr<Threads> threads_;
