@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Engine = Literal["auto", "native", "reference"]
 
+_FIXED_BYTES = 48 << 10  # of a compiled constraint with its source, automaton and Python objects, as measured
+
 
 @dataclass(frozen=True)
 class AutomatonLimits:
@@ -150,7 +152,8 @@ class CompiledConstraint:
 
     @property
     def memory_bytes(self) -> int:
-        return int(self.figures()["memory_bytes"])
+        """About what it holds: its tables, and what every one has beside them."""
+        return _FIXED_BYTES + int(self.figures()["memory_bytes"])
 
     def figures(self) -> dict[str, int]:
         """``memory_bytes``, ``states``, ``configurations``, ``masks``, ``classes`` (of bytes), as of now."""

@@ -93,7 +93,8 @@ class Gate:
             RequestFailed: it has no token after ``queue_timeout``.
         """
         began, metrics = time.perf_counter(), self._metrics
-        self.samples += params.n
+        samples = min(params.n, int(self._client.info.settings.get("max_n", params.n)))  # more are refused
+        self.samples += samples
         # whether a request still waits is seen from its deltas; with nothing in its way they would only cost
         wanted = deltas or self.queued > 0
         source = self._client.stream(
@@ -124,10 +125,13 @@ class Gate:
                     self._ended(delta.output, now - began, measured=wanted)
                 if deltas or done:
                     yield delta
+        except InvalidRequest:
+            done = True  # it never began
+            raise
         finally:
-            self.samples -= params.n
+            self.samples -= samples
             if not done:
-                metrics.finished["gone"] += params.n
+                metrics.finished["gone"] += samples
             await source.aclose()
 
     async def _next(self, source: AsyncGenerator[OutputDelta, None], *, waits: bool) -> OutputDelta | None:

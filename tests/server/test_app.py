@@ -9,6 +9,7 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -436,3 +437,20 @@ async def test_a_write_to_a_client_that_has_just_gone_is_no_failure_of_the_serve
         answer = await client.post("/flush_cache")
         assert answer.status == 499
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_refused_request_takes_no_place_and_does_not_count_as_gone() -> None:
+    class Refusing(Stand):
+        async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+            assert front.gate.samples == 4  # and not a million, which would leave no place to the others
+            raise InvalidRequest("n", "=1000000: must be at most 4")
+            yield
+
+    stand = Refusing()
+    stand.info = replace(stand.info, settings={"max_running_requests": 2, "max_n": 4})
+    async with served(stand) as client:
+        assert client.app is not None
+        front = client.app[FRONT]
+        answer = await client.post("/generate", json={"text": "a", "sampling_params": {"n": 10**6}})
+        assert answer.status == 400
+        assert front.gate.samples == 0 and front.metrics.finished["gone"] == 0
