@@ -313,7 +313,7 @@ class Programs:
                     "choices_method",
                     f"={node.method!r}: needs a beginning-of-sequence token, and the model has none; use another method",
                 )
-            jobs.append((_ids(self._text.begin()), [self._text.after(text).tolist() if text else [] for text in texts]))
+            jobs.append((_ids(self._text.begin()), tokens))  # the same tokens, also where they begin with healed bytes
         outputs: dict[int, RequestOutput] = {}
         for at, (prefix, scored) in enumerate(jobs):
             ready = self._engine.prepare_score(prefix, scored)

@@ -187,6 +187,6 @@ async def test_the_embedded_model() -> None:
             made = await _programs(client, runtime)
         finally:
             await asyncio.to_thread(runtime.shutdown)
-        assert not any(isinstance(one[0], str) for one in made.values())
+        assert {name: one for name, one in made.items() if isinstance(one[0], str)} == {}
     finally:
         await client.close()
