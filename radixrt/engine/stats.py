@@ -10,6 +10,7 @@ from radixrt.cache.page_pool import IntArray
 from radixrt.cache.radix_tree import RadixTree
 
 _MOST_TOKENS = 8_000_000  # tokens of history the optimum is counted over
+_MOST_NODES = 200_000  # and the nodes of its tree: a node takes some 650 bytes beside its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class EngineStats:
 class OptimalCache:
     """Counts the radix edges that a cache without limit would have computed.
 
-    Holds the token ids of up to ``_MOST_TOKENS`` tokens and no KV; beyond that the least recently used prefixes are forgotten and
-    would count again.
+    Holds the token ids of up to ``_MOST_TOKENS`` tokens in up to ``_MOST_NODES`` nodes and no KV; beyond that the least recently
+    used prefixes are forgotten and would count again.
     """
 
     def __init__(self) -> None:
@@ -70,6 +71,8 @@ class OptimalCache:
     def _insert(self, tokens: IntArray, namespace: str) -> int:
         known = self._tree.insert(tokens, self._empty, namespace)
         surplus = self._tree.evictable_tokens - _MOST_TOKENS
+        if self._tree.nodes > _MOST_NODES:
+            surplus = max(surplus, self._tree.evictable_tokens // 64)
         if surplus > 0:
             self._tree.evict(surplus)
         return known

@@ -77,7 +77,11 @@ class EngineClient(Protocol):
         cache_salt: str = "",
         deltas: bool = True,
     ) -> AsyncGenerator[OutputDelta, None]:
-        """The deltas of a request; the last one carries the whole output. ``deltas=False``: only that last one. Use it with ``aclosing``."""
+        """The deltas of a request; the last one carries the whole output. Use it with ``aclosing``.
+
+        Args:
+            deltas: False: only the first one, which tells that the request waits no longer, and the last one.
+        """
 
     async def score(
         self, prefix: Sequence[int], choices: Sequence[Sequence[int]], *, request_id: str, cache_salt: str = ""

@@ -150,7 +150,7 @@ def _keys(given: Any) -> tuple[str, ...]:
     for key in keys:
         if not isinstance(key, str) or not key.strip() or not key.isascii() or not key.isprintable():
             raise InvalidRequest("api_key", " must be one or more printable ASCII characters, or a list of such keys")
-    return tuple(keys)
+    return tuple(key.strip() for key in keys)  # as the header of a request is read
 
 
 def _object(name: str, text: Any) -> dict[str, Any]:

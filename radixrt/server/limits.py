@@ -95,7 +95,7 @@ class Gate:
         began, metrics = time.perf_counter(), self._metrics
         samples = min(params.n, int(self._client.info.settings.get("max_n", params.n)))  # more are refused
         self.samples += samples
-        # whether a request still waits is seen from its deltas; with nothing in its way they would only cost
+        # how long a request waits is measured by its deltas; with nothing in its way they would only cost
         wanted = deltas or self.queued > 0
         source = self._client.stream(
             prompt,
@@ -106,12 +106,13 @@ class Gate:
             deltas=wanted,
         )
         last: dict[int, float] = {}  # when a sample's last tokens came
-        done = False
+        waits, done = True, False
         try:
             while not done:
-                delta = await self._next(source, waits=wanted and not last)
+                delta = await self._next(source, waits=waits)
                 if delta is None:
                     break
+                waits = False
                 now = time.perf_counter()
                 if delta.token_ids and wanted:
                     if not last:

@@ -125,10 +125,12 @@ class LocalClient:
         deltas: bool = True,
     ) -> AsyncGenerator[OutputDelta, None]:
         items = self._engine.stream(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        waits = True
         try:
             with self._told():
                 async for delta in items:
-                    if deltas or delta.output is not None:
+                    if deltas or waits or delta.output is not None:
+                        waits = False
                         yield delta
         finally:
             await items.aclose()

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -230,11 +231,12 @@ class Native:
     ) -> web.StreamResponse:
         """Each event holds the whole text so far, as SGLang's do; what goes wrong before the first one is raised."""
         last = DONE
+        first = list(accumulate((one.params.n for one in asked), initial=0))  # the number of a prompt's first sample
         async with aclosing(merged(sources)) as told:
             try:
                 async for which, event in told:
                     if not single or asked[which].params.n > 1:
-                        event["index"] = which * asked[which].params.n + event["index"]
+                        event["index"] += first[which]
                     else:
                         del event["index"]
                     await events.write(_event(event))

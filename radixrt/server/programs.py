@@ -11,6 +11,7 @@ import json
 import time
 import uuid
 from collections import deque
+from contextlib import nullcontext
 from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -23,6 +24,7 @@ from radixrt.server.config import ServerConfig
 from radixrt.server.errors import Failure, RequestFailed
 from radixrt.server.limits import Gate, check_fields, read_object
 from radixrt.server.metrics import Metrics
+from radixrt.server.streams import DONE, EventStream
 
 RUN = ("version", "nodes", "name", "cache_salt", "stream")  # fields of POST /v1/programs
 _SMALL = 65_536  # characters: a message that opens or closes a program is no longer
@@ -89,39 +91,30 @@ class Programs:
             raise InvalidRequest("nodes", f"are {len(adding):,} characters: at most {MAX_MESSAGE:,} are taken")
         heard: asyncio.Queue[str] = asyncio.Queue()
         link = self._gate.programs(uuid.uuid4().hex, heard.put_nowait)
-        answer: web.StreamResponse | None = None
         events: list[dict[str, Any]] = []
         try:
-            link.send(written(opening))
-            link.send(adding)
-            if stream:
-                answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-                await answer.prepare(request)
-            while waiting:
-                event = json.loads(await heard.get())
-                event.pop("program", None)
-                if event["event"] in ("done", "failed"):
-                    waiting.discard(event["node"])
-                elif event["event"] == "error":
+            async with EventStream(request, {}, self._config.stream_keepalive) if stream else nullcontext() as answer:
+                link.send(written(opening))
+                link.send(adding)
+                while waiting:
+                    event = json.loads(await heard.get())
+                    event.pop("program", None)
+                    if event["event"] in ("done", "failed"):
+                        waiting.discard(event["node"])
+                    elif event["event"] == "error":
+                        if answer is None:
+                            status = 400 if self._gate.healthy else 503
+                            raise RequestFailed(Failure(status, str(event["error"]), None, "program_failed"))
+                        waiting.clear()
                     if answer is None:
-                        status = 400 if self._gate.healthy else 503
-                        raise RequestFailed(Failure(status, str(event["error"]), None, "program_failed"))
-                    waiting.clear()
+                        events.append(event)
+                    else:
+                        await answer.write(f"data: {written(event)}\n\n".encode())
                 if answer is not None:
-                    await answer.write(f"data: {written(event)}\n\n".encode())
-                else:
-                    events.append(event)
-        except ConnectionResetError:  # the client is gone
-            if answer is None:
-                raise
-            return answer
+                    return await answer.end(DONE)
         finally:
             link.close()
-        if answer is None:
-            return web.json_response({"version": VERSION, "events": events}, dumps=written)
-        await answer.write(b"data: [DONE]\n\n")
-        await answer.write_eof()
-        return answer
+        return web.json_response({"version": VERSION, "events": events}, dumps=written)
 
 
 class _Connection:

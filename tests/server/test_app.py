@@ -17,6 +17,7 @@ import pytest
 
 from radixrt import SamplingParams
 from radixrt.errors import InvalidRequest
+from radixrt.request import OutputDelta
 from radixrt.server.app import FRONT, serve
 from radixrt.server.client import EngineDied
 from radixrt.server.config import ServerConfig
@@ -56,7 +57,7 @@ async def test_the_key_is_nowhere(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_each_of_several_keys_is_a_key() -> None:
-    keys = ["first-key", "second-key", "third,key"]
+    keys = ["first-key", "second-key", "third,key", " spaced-key "]
     async with served(Stand(), api_key=keys) as client:
         for key in keys:
             assert (await client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).status == 200
@@ -284,17 +285,25 @@ async def test_the_queue_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_time_in_the_queue_is_bounded(stream: bool) -> None:
-    stand = Stand(held=True, running=1)
-    async with served(stand, queue_timeout=0.05) as client:
+@pytest.mark.parametrize("running", [1, 2])  # 2: the pool is what has no room
+async def test_time_in_the_queue_is_bounded(running: int, stream: bool) -> None:
+    class OneRuns(Stand):
+        async def stream(self, prompt: Any, *args: Any, request_id: str, **options: Any) -> AsyncIterator[OutputDelta]:
+            if prompt == "a":
+                yield OutputDelta(request_id, 0, "", (0,))
+            async for delta in super().stream(prompt, *args, request_id=request_id, **options):
+                yield delta
+
+    stand = OneRuns(held=True, running=running)
+    async with asyncio.timeout(20), served(stand, queue_timeout=0.05) as client:
         first = asyncio.ensure_future(client.post("/generate", json={"text": "a"}))
-        await until(lambda: len(stand.running) == 1)  # takes no place in the queue, and asks for its last delta only
+        await until(lambda: len(stand.running) == 1)
         answer = await client.post("/generate", json={"text": "b", "stream": stream})
         assert answer.status == 503 and "queue_timeout=0.05" in (await error_of(answer))["message"]
-        assert len(stand.running) == 1
+        await until(lambda: len(stand.running) == 1)
         stand.go.set()
         assert (await first).status == 200
-        assert [deltas for _, _, deltas in stand.asked] == [False, True]
+        assert [deltas for _, _, deltas in stand.asked] == [False, stream or running == 1]
 
 
 async def test_connections_are_bounded() -> None:

@@ -46,6 +46,15 @@ async def test_generate_in_sglangs_form() -> None:
         assert {json.loads(event[6:])["index"] for event in stream.split("\n\n")[:-2]} == {0, 1}
 
 
+async def test_each_sample_of_a_stream_has_a_number_of_its_own() -> None:
+    body = {"text": ["a", "b", "c"], "sampling_params": [{"n": 3}, {"n": 1}, {"n": 2}], "stream": True}
+    async with served(Stand()) as client:
+        stream = await (await client.post("/generate", json=body)).text()
+        events = [json.loads(event[6:]) for event in stream.split("\n\n")[:-2]]
+        ended = [event["index"] for event in events if event["meta_info"]["finish_reason"]]
+        assert sorted(ended) == list(range(6))
+
+
 async def test_unknown_fields_may_be_warned_about() -> None:
     async with served(Stand(), unknown_fields="warn") as client:
         body = {"text": "a", "flavour\r\nX-Evil: 1": 1, "sampling_params": {"colour": 2}}

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import CancelledError, Future
 from contextlib import aclosing
 from typing import Any
 
@@ -17,11 +20,12 @@ import pytest_asyncio
 
 from radixrt import Constraint, EngineClosed, InvalidRequest, ModelError, SamplingParams, UnsupportedConstraint
 from radixrt.engine.core import Engine
+from radixrt.server import worker
 from radixrt.server.client import EngineClient, EngineDied
-from radixrt.server.ipc import Fatal, FrameReader, Generate, Ready, Start, frame, pack, params_out
+from radixrt.server.ipc import Abort, Fatal, FrameReader, Generate, Ready, Start, frame, pack, params_out
 from radixrt.server.local import LocalClient
 from radixrt.server.process import ProcessClient
-from radixrt.server.worker import serve
+from radixrt.server.worker import Worker, serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -92,8 +96,10 @@ async def test_the_answer_is_that_of_an_engine_in_this_process(
     assert [item.output is not None for item in there] == [False] * (len(there) - 1) + [True]
 
 
-async def test_only_the_last_delta_where_no_others_are_wanted(client: ProcessClient) -> None:
-    assert len(await deltas(client, "x", GREEDY, deltas=False)) == 1 < len(await deltas(client, "x", GREEDY))
+async def test_only_the_first_and_the_last_delta_where_no_others_are_wanted(client: ProcessClient) -> None:
+    first, last = await deltas(client, "x", GREEDY, deltas=False)
+    assert first.token_ids and first.output is None and last.output is not None
+    assert len(await deltas(client, "x", GREEDY)) > 2
 
 
 async def test_scores(client: ProcessClient, local_client: LocalClient) -> None:
@@ -373,3 +379,49 @@ async def test_an_engine_that_stops_by_itself_ends_its_process(
     assert "none left" in caplog.text
     writer.close()
     back.close()
+
+
+async def test_nothing_is_compiled_for_a_client_that_is_gone() -> None:
+    class Core:
+        """Compiles for ever."""
+
+        def __init__(self) -> None:
+            self.asked: queue.Queue[Future[Any]] = queue.Queue()
+
+        def compile(self, constraint: Constraint) -> Future[Any]:
+            self.asked.put(Future())
+            return self.asked.queue[-1]
+
+        def post(self, function: Callable[[Core], None]) -> None:
+            function(self)
+
+    core, told = Core(), queue.SimpleQueue[Any]()
+    front = Worker(None, told, core, core, None)  # type: ignore[arg-type]
+    body = pack("prompt", "a", params_out(SamplingParams(constraint=Constraint.regex("a+"))), 0, "")
+    front.take(Generate(1, "r", True, body))
+    future = await asyncio.to_thread(core.asked.get, timeout=20)
+    front.take(Abort(1))
+    if not future.cancelled():  # the client went before the job knew what it waits for
+        with pytest.raises(CancelledError):
+            await asyncio.to_thread(future.result, 20)
+    async with asyncio.timeout(20):
+        while front._jobs:
+            await asyncio.sleep(0)
+    assert told.empty()
+
+
+async def test_memory_is_given_back_as_long_as_the_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, trimmed = threading.Event(), queue.Queue[int]()
+
+    class Library:
+        def malloc_trim(self, pad: int) -> None:
+            trimmed.put(pad)
+            if trimmed.qsize() == 3:
+                stopped.set()
+
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda name: Library())
+    monkeypatch.setattr(worker, "_TIDY", 0.0)
+    await asyncio.wait_for(asyncio.to_thread(worker.tidy, stopped), 20)
+    assert trimmed.qsize() == 3
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda name: object())  # another C library
+    await asyncio.wait_for(asyncio.to_thread(worker.tidy, threading.Event()), 20)

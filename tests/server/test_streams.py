@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import openai
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from radixrt import SamplingParams
 from radixrt.request import OutputDelta
+from radixrt.server import streams
 from radixrt.server.client import EngineDied
 from radixrt.server.streams import merged
 from tests.server.openai_serving import HELLO, Script, says
@@ -77,6 +80,23 @@ async def test_whatever_ends_a_stream_closes_its_sources(count: int, end: str) -
     assert not any(source.open for source in sources)
 
 
+async def test_sources_do_not_run_ahead_of_a_reader_that_takes_nothing() -> None:
+    told = 0
+
+    async def source() -> AsyncGenerator[int, None]:
+        nonlocal told
+        while told < 10_000:
+            told += 1
+            yield told
+
+    stream = merged([source() for _ in range(4)])
+    await anext(stream)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert told < 200
+    await stream.aclose()
+
+
 # ---- signs of life
 
 
@@ -99,6 +119,22 @@ async def test_a_stream_that_waits_tells_that_it_lives(error: Exception | None) 
         await until(lambda: not stand.running)
 
 
+async def test_a_program_that_waits_tells_that_it_lives() -> None:
+    stand = Stand()
+    body = {"version": 1, "nodes": [{"id": 0, "kind": "text", "parts": ["a"]}, {"id": 1, "kind": "gen", "parent": 0}]}
+    async with asyncio.timeout(20), served(stand, stream_keepalive=0.01) as client:
+        answer = await client.post("/v1/programs", json=body)
+        assert answer.status == 200 and answer.content_type == "text/event-stream"
+        assert await answer.content.readline() == ALIVE
+        (tell,) = stand.links.values()
+        tell(json.dumps({"event": "done", "program": "p", "node": 1}))
+        assert [line for line in (await answer.text()).splitlines() if line.startswith("data: ")] == [
+            'data: {"event": "done", "node": 1}',
+            "data: [DONE]",
+        ]
+        assert not stand.links
+
+
 async def test_a_stream_that_speaks_adds_nothing() -> None:
     async with served(Stand()) as client:
         answer = await client.post("/generate", json={"text": "a", "stream": True})
@@ -111,6 +147,58 @@ async def test_a_client_that_leaves_a_stream_that_waits_ends_its_request() -> No
         answer = await client.post("/generate", json={"text": "a", "stream": True})
         assert stand.running
         answer.close()
+        await until(lambda: not stand.running)
+
+
+@pytest.mark.parametrize("words", [1, 2])
+async def test_nothing_comes_behind_the_end(monkeypatch: pytest.MonkeyPatch, words: int) -> None:
+    sent: list[bytes | str] = []
+
+    class Slow:
+        """An answer whose reader takes its time."""
+
+        def __init__(self, **_: Any) -> None: ...
+
+        async def prepare(self, _: Any) -> None:
+            await self.taken()
+
+        async def write(self, data: bytes) -> None:
+            sent.append(data)
+
+        async def write_eof(self) -> None:
+            sent.append("end")
+            await self.taken()
+
+        async def taken(self) -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    monkeypatch.setattr(streams.web, "StreamResponse", Slow)
+    async with streams.EventStream(make_mocked_request("POST", "/"), {}, 0.0) as events:
+        for _ in range(words - 1):
+            await events.write(b"a word")
+        while words > 1 and sent[-1] != b": keep-alive\n\n":
+            await asyncio.sleep(0)
+        await events.end(b"the last")
+    assert sent[-2:] == [b"the last", "end"]
+
+
+async def test_a_client_that_takes_nothing_of_its_stream_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(Stand):
+        async def stream(self, prompt: Any, params: SamplingParams, *, request_id: str, **_: Any) -> AsyncIterator[OutputDelta]:  # fmt: skip
+            self.running.add(request_id)
+            try:
+                while True:
+                    yield OutputDelta(request_id, 0, "x" * 100_000, (1,))
+                    await asyncio.sleep(0)
+            finally:
+                self.running.discard(request_id)
+
+    monkeypatch.setattr(streams, "_UNREAD", 0.2)
+    stand = Endless()
+    async with asyncio.timeout(20), served(stand, stream_keepalive=0.01) as client:
+        answer = await client.post("/v1/completions", json={"model": "stand", "prompt": [1], "stream": True})
+        assert answer.status == 200 and stand.running
         await until(lambda: not stand.running)
 
 
