@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from radixrt.errors import InvalidRequest
 from radixrt.model.checkpoint import Checkpoint, RawTensor
 from radixrt.model.config import ModelConfig
 from radixrt.model.decoder import WeightReader
@@ -34,6 +35,7 @@ class NativeDecoder:
 
     Raises:
         ModelError: a tensor is missing, has another shape than the config says or no place in it; names it.
+        InvalidRequest: the system does not give so many threads.
     """
 
     def __init__(
@@ -58,21 +60,25 @@ class NativeDecoder:
         embed = self._matrix("model.embed_tokens.weight", None, config.vocab_size, hidden)
         head = embed if config.tie_embeddings else self._matrix("lm_head.weight", None, config.vocab_size, hidden)
         self.weight_bytes = len(head[0])  # a step looks up a few rows of the embedding
-        self._model = native.Model(
-            kernels,
-            threads,
-            (
-                *(hidden, config.num_heads, config.num_kv_heads, dim, inner, config.vocab_size),
-                *(config.norm_eps, dim**-0.5, KV_KINDS[store.k[0].dtype]),
-            ),
-            embed,
-            head,
-            self._vector("model.norm.weight", hidden),
-            cos_sin_table(config, max_len).numpy(),
-            max_len,
-            store.hidden.data_ptr(),
-            len(store.hidden),
-        )
+        norm = self._vector("model.norm.weight", hidden)
+        try:
+            self._model = native.Model(
+                kernels,
+                threads,
+                (
+                    *(hidden, config.num_heads, config.num_kv_heads, dim, inner, config.vocab_size),
+                    *(config.norm_eps, dim**-0.5, KV_KINDS[store.k[0].dtype]),
+                ),
+                embed,
+                head,
+                norm,
+                cos_sin_table(config, max_len).numpy(),
+                max_len,
+                store.hidden.data_ptr(),
+                len(store.hidden),
+            )
+        except OSError as error:
+            raise InvalidRequest("threads", f"={threads}: cannot be had ({error})") from None
         self.kernels: str = self._model.kernels()
         self.head_parameters = config.vocab_size * hidden
         self.quantized = head[4] in QUANTIZED

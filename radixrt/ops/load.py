@@ -28,6 +28,11 @@ def cores() -> int:
     count = psutil.cpu_count(logical=False) or 1
     if hasattr(os, "sched_getaffinity"):
         count = min(count, len(os.sched_getaffinity(0)))
+    try:  # what the control group may use, "max" or microseconds in so many
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        count = max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):
+        pass
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(count, int(asked)) if asked.isdecimal() and int(asked) > 0 else count
 

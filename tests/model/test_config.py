@@ -217,7 +217,7 @@ def test_a_pool_larger_than_the_machine(tiny: Path) -> None:
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate\nmore")])
 def test_a_pool_that_cannot_be_had(error: Exception, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(runner, "KVStore", fail)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixrt.errors import InvalidRequest
 from radixrt.model.checkpoint import open_checkpoint
 from radixrt.model.config import ModelConfig
 from radixrt.model.decoder import load_decoder
@@ -175,6 +180,7 @@ def test_best_is_the_first_maximum_of_the_allowed(models: dict[str, Path]) -> No
     masks[1] = np.zeros(words, dtype=np.int32)
     masks[2] = np.zeros(words, dtype=np.int32)
     masks[2][3] = 1 << 5
+    masks[4] = np.full(words + 2, -1, dtype=np.int32)  # the tokenizer knows more tokens than the model
     ids, values = computer.native.best(slots, masks)
     for row, mask in enumerate(masks):
         allowed = logits[row].numpy().copy()
@@ -220,3 +226,111 @@ def test_arrays_that_do_not_fit_are_refused(
         arrays[index] = value
     with pytest.raises(ValueError, match=message):
         computer.native.forward(*arrays)  # type: ignore[arg-type]
+
+
+def in_child(method: str, function: Callable[..., None], *arguments: Any) -> None:
+    """Run ``function`` in a process of its own; an exception or a crash there, or one that hangs, fails here."""
+    context: Any = multiprocessing.get_context(method)
+    child = context.Process(target=function, args=arguments)
+    child.start()
+    child.join(60)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
+
+
+def compute_and_close(computer: Computer, tokens: Ints, slots: Ints, expected: npt.NDArray[np.float32]) -> None:
+    computer.store.hidden.zero_()
+    computer.forward((tokens, slots, 0))
+    assert np.array_equal(computer.hidden(slots), expected)
+    del computer.native  # its threads are the parent's
+
+
+def test_a_forked_process_computes_and_ends(models: dict[str, Path]) -> None:
+    computer = Computer(models["llama"], threads=3)
+    tokens, slots = sequence(computer.vocab, 40, 3)
+    computer.forward((tokens, slots, 0))
+    in_child("fork", compute_and_close, computer, tokens, slots, computer.hidden(slots))
+
+
+def allow(more: int) -> None:
+    """No more than ``more`` bytes of address space beyond what is used; negative: as much as there is."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (used + more if more >= 0 else limit, limit))
+
+
+def too_many_threads(path: Path) -> None:
+    allow(500 << 20)
+    with pytest.raises(InvalidRequest, match="threads=1000: cannot be had"):
+        Computer(path, threads=1000)
+
+
+def no_memory_to_load(path: Path) -> None:
+    allow(8 << 20)
+    with pytest.raises(MemoryError):
+        Computer(path)
+
+
+def too_little_memory(path: Path) -> None:
+    computer = Computer(path, threads=2)
+    tokens, slots = sequence(computer.vocab, 40, 3)
+    computer.forward((tokens, slots, 0))
+    expected = computer.hidden(slots)
+    rows = 150_000
+    many = [np.full(rows, value, dtype=np.int32) for value in (tokens[0], 0, slots[0], 1, 1, slots[0])]
+    failures = 0
+    for more in range(1 << 20, 800 << 20, 24 << 20):
+        allow(more)
+        try:
+            computer.native.forward(*many)
+            break
+        except MemoryError:
+            failures += 1
+            allow(-1)
+            computer.forward((tokens, slots, 0))
+            assert np.array_equal(computer.hidden(slots), expected)
+    assert 3 < failures < 34
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit of address space is not known here")
+@pytest.mark.parametrize("function", [too_many_threads, no_memory_to_load, too_little_memory])
+def test_what_the_system_refuses_is_an_error(models: dict[str, Path], function: Callable[[Path], None]) -> None:
+    in_child("spawn", function, models["llama"])
+
+
+def test_as_many_layers_as_a_config_may_have() -> None:
+    layers, size = 4096, 16
+
+    def packed(values: npt.NDArray[np.float32], bias: npt.NDArray[np.float32] | None = None) -> Any:
+        n, k = values.shape
+        return native.pack(0, [values], np.zeros(n, dtype=np.int32), np.arange(n, dtype=np.int32), k, bias)
+
+    def ints(*values: int) -> Ints:
+        return np.array(values, dtype=np.int32)
+
+    embed = np.random.default_rng(0).standard_normal((20, size)).astype(np.float32)
+    ones = np.ones(size, dtype=np.float32)
+    zero = packed(np.zeros((size, size), dtype=np.float32))
+    step = packed(
+        np.zeros((size, size), dtype=np.float32), np.full(size, 1 / 64, dtype=np.float32)
+    )  # what a layer adds
+    cache, hidden = np.zeros((2, 1, 4, size), dtype=np.float32), np.zeros((4, size), dtype=np.float32)
+    model = native.Model(
+        "",
+        2,
+        (size, 1, 1, size, size, 20, 1e-6, 0.25, 0),
+        packed(embed),
+        packed(embed),
+        ones,
+        ones,
+        1,
+        hidden.ctypes.data,
+        4,
+    )
+    keys, values = (one.ctypes.data for one in cache)
+    for _ in range(layers):
+        model.add_layer(ones, zero, zero, zero, None, None, step, ones, zero, zero, zero, 0, keys, values)
+    model.forward(ints(3), ints(0), ints(1), ints(1), ints(1), ints(1))
+    x = embed[3] + layers / 64
+    np.testing.assert_allclose(hidden[1], x / np.sqrt((x * x).mean() + 1e-6), rtol=1e-4)

@@ -286,8 +286,3 @@ def test_what_does_not_fit_is_refused() -> None:
     }.items():
         with pytest.raises(ValueError, match=problem):
             call()
-
-
-def test_types_that_fit_together() -> None:
-    assert native.fit_together(int(Type.Q4_K), int(Type.Q4_K))
-    assert not native.fit_together(int(Type.Q4_K), int(Type.Q6_K))

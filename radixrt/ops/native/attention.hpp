@@ -33,7 +33,9 @@ public:
     class Arena {  // the parts of one layer; kept by the caller, as large as the largest batch needed
     public:
         void reserve(size_t floats) {
-            if (floats > size_) parts_.reset(), parts_.reset(new float[floats]), size_ = floats;
+            if (floats <= size_) return;
+            parts_.reset(), size_ = 0;
+            parts_.reset(new float[floats]), size_ = floats;
         }
         float* data() { return parts_.get(); }
 

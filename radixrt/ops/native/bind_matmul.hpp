@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -119,12 +118,6 @@ inline PyObject* pack_matrix(PyObject*, PyObject* args) {
     Py_END_ALLOW_THREADS;
     return Py_BuildValue("(NOiiiiiOO)", data, bias, n, k, int(w.kind), w.group, w.offset, w.mins ? Py_True : Py_False,
                          w.wide ? Py_True : Py_False);
-}
-
-inline PyObject* fit_together_types(PyObject*, PyObject* args) {
-    int a, b;
-    if (!PyArg_ParseTuple(args, "ii", &a, &b)) return nullptr;
-    return PyBool_FromLong(fit_together(Type(a), Type(b)));
 }
 
 inline PyObject* variants(PyObject*, PyObject*) {
@@ -330,7 +323,6 @@ static PyMethodDef matmul_methods[] = {
      "pack(type, sources, source, row, k, bias) -> (data, bias, n, k, kind, group, offset, mins, wide)\n\n"
      "Output j of the matrix is row row[j] of the buffer sources[source[j]], whose rows are k elements of the GGUF type; "
      "bias: float32, n rounded up to 16, or None."},
-    {"fit_together", fit_together_types, METH_VARARGS, "fit_together(type, type): whether rows of both can be in one matrix"},
     {"variants", variants, METH_NOARGS, "variants(): the names of the kernels that this machine runs, best first"},
     {"quantize", quantize_rows, METH_VARARGS, "quantize(variant, x, group) -> (codes, scale, weight, sum)"},
     {"matmul", matmul_rows, METH_VARARGS,

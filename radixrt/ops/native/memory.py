@@ -12,8 +12,15 @@ _PIECE = 2 * 2**20
 
 
 def reserve(size: int) -> mmap.mmap:
-    """``size`` bytes of zeros, at least one; they take memory where they are written."""
-    memory = mmap.mmap(-1, max(size, 1))
+    """``size`` bytes of zeros, at least one; they take memory where they are written.
+
+    Raises:
+        MemoryError: the system does not promise so many.
+    """
+    try:
+        memory = mmap.mmap(-1, max(size, 1))
+    except OSError as error:
+        raise MemoryError(f"{size} bytes: {error.strerror}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -44,7 +44,9 @@ public:
             auto& form = forms_[g];
             const size_t groups = rows * size_t(k / (g ? 16 : 32));
             if (form.codes.size() < all + 64) form.codes.resize(all + 64);
-            if (form.scale.size() < groups) form.scale.resize(groups), form.weight.resize(groups), form.sum.resize(groups);
+            if (form.scale.size() < groups) form.scale.resize(groups);
+            if (form.weight.size() < groups) form.weight.resize(groups);
+            if (form.sum.size() < groups) form.sum.resize(groups);
         }
     }
 

@@ -4,10 +4,12 @@
 #include <Python.h>
 
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "kernels.hpp"
 #include "model.hpp"
@@ -87,6 +89,19 @@ struct ModelObject {
     Owner* owner;
 };
 
+using Reference = std::unique_ptr<PyObject, decltype(&Py_DecRef)>;  // an owned one
+
+Reference bytes(Py_ssize_t size) {
+    Reference made(PyByteArray_FromStringAndSize(nullptr, size), &Py_DecRef);
+    if (!made) throw Refused("");  // with the error set
+    return made;
+}
+
+template <class T>
+T* items(const Reference& bytes) {
+    return reinterpret_cast<T*>(PyByteArray_AS_STRING(bytes.get()));
+}
+
 template <class Body>
 PyObject* guarded(Body body) {
     try {
@@ -95,6 +110,8 @@ PyObject* guarded(Body body) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, error.what());
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
+    } catch (const std::system_error& error) {
+        PyErr_SetString(PyExc_OSError, error.what());
     } catch (const std::exception& error) {
         PyErr_SetString(PyExc_RuntimeError, error.what());
     }
@@ -118,7 +135,7 @@ void run(Owner& own, Body body) {
 
 Owner& owner(PyObject* object) { return *reinterpret_cast<ModelObject*>(object)->owner; }
 
-// Model(kernels, threads, shape, embed, head, norm, cos_sin, positions, hidden, slots)
+// Model(kernels, threads, shape, embed, head, norm, cos_sin, positions, hidden, slots); OSError: there are not so many threads to be had
 PyObject* model_new(PyTypeObject* type, PyObject* args, PyObject*) {
     const char* name;
     int threads, kv, positions, slots;
@@ -132,11 +149,11 @@ PyObject* model_new(PyTypeObject* type, PyObject* args, PyObject*) {
         const Kernels* kernels = *name ? kernels_by_name(name) : best_kernels();
         if (!kernels) throw Refused(std::string("kernels=") + name + ": not on this machine");
         if (kv < 0 || kv > int(KV::kBF16)) throw Refused("kv: no such kind");
-        if (s.hidden < 1 || s.kv_heads < 1 || s.heads % s.kv_heads || s.dim < 2 || s.dim % 2 || s.inner < 1 || s.vocab < 1 || slots < 1)
+        if (s.hidden < 1 || s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads || s.dim < 2 || s.dim % 2 || s.inner < 1 || s.vocab < 1 || slots < 1)
             throw Refused("shape: sizes out of range");
         s.kv = KV(kv);
         auto made = std::make_unique<Owner>();
-        made->model = std::make_unique<Model>(std::make_shared<Threads>(threads), kernels, s);
+        made->model = std::make_unique<Model>(Threads::make(threads), kernels, s);
         made->model->embed = made->matrix(embed, "embed", s.vocab, s.hidden);
         made->model->head = made->matrix(head, "head", s.vocab, s.hidden);
         made->model->norm = made->floats(norm, "norm", s.hidden);
@@ -235,15 +252,14 @@ PyObject* model_logits(PyObject* object, PyObject* given) {
         Owner& own = owner(object);
         const Held slots(given, "slots", 'i', -1);
         within(slots, 0, own.slots, "slots");
-        PyObject* out = PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(slots.size()) * own.model->shape.vocab * 4);
-        if (!out) return nullptr;
-        auto* data = reinterpret_cast<float*>(PyByteArray_AS_STRING(out));
-        if (slots.size()) run(own, [&] { own.model->logits(slots.data<int32_t>(), slots.size(), data); });
-        return out;
+        Reference out = bytes(Py_ssize_t(slots.size()) * own.model->shape.vocab * 4);
+        if (slots.size()) run(own, [&] { own.model->logits(slots.data<int32_t>(), slots.size(), items<float>(out)); });
+        return out.release();
     });
 }
 
-// best(slots, masks) -> (ids, logits): bytearrays of int32 and float32; masks: None, or for each slot None or int32 [ceil(vocab / 32)]
+// best(slots, masks) -> (ids, logits): bytearrays of int32 and float32; masks: None, or for each slot None or int32 [ceil(vocab / 32)], or
+// longer: a tokenizer may know more tokens
 PyObject* model_best(PyObject* object, PyObject* args) {
     PyObject *given, *masks;
     if (!PyArg_ParseTuple(args, "OO", &given, &masks)) return nullptr;
@@ -261,22 +277,19 @@ PyObject* model_best(PyObject* object, PyObject* args) {
                     rows.push_back(nullptr);
                     continue;
                 }
-                held.push_back(std::make_unique<Held>(mask, "masks", 'i', (own.model->shape.vocab + 31) / 32));
+                held.push_back(std::make_unique<Held>(mask, "masks", 'i', -1));
+                if (held.back()->size() < (own.model->shape.vocab + 31) / 32) throw Refused("masks: one has fewer bits than there are logits");
                 rows.push_back(held.back()->data<int32_t>());
             }
         }
-        PyObject* ids = PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(slots.size()) * 4);
-        PyObject* values = PyByteArray_FromStringAndSize(nullptr, Py_ssize_t(slots.size()) * 4);
-        if (!ids || !values) {
-            Py_XDECREF(ids);
-            Py_XDECREF(values);
-            return nullptr;
-        }
-        auto* id = reinterpret_cast<int32_t*>(PyByteArray_AS_STRING(ids));
-        auto* value = reinterpret_cast<float*>(PyByteArray_AS_STRING(values));
+        const Py_ssize_t size = Py_ssize_t(slots.size()) * 4;
+        const Reference ids = bytes(size), values = bytes(size);
         if (slots.size())
-            run(own, [&] { own.model->best(slots.data<int32_t>(), slots.size(), rows.empty() ? nullptr : rows.data(), id, value); });
-        return Py_BuildValue("(NN)", ids, values);
+            run(own, [&] {
+                own.model->best(slots.data<int32_t>(), slots.size(), rows.empty() ? nullptr : rows.data(), items<int32_t>(ids),
+                                items<float>(values));
+            });
+        return PyTuple_Pack(2, ids.get(), values.get());
     });
 }
 

@@ -39,9 +39,6 @@ inline bool block_of(Type type, Block& b) {
     return false;
 }
 
-// Rows of two types can be in one matrix.
-inline bool fit_together(Type a, Type b) { return a == b; }
-
 inline Matrix matrix_of(const Block& b, int n, int k) {
     Matrix w;
     w.n = n, w.k = k;

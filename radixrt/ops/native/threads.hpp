@@ -3,16 +3,21 @@
 // A job is a row of phases, a phase a number of items; a phase begins when every item of the one before is done. Nobody is bound to an
 // item beforehand and nobody waits for a thread that has none: where another process takes a core away, the others go on with the rest.
 // Who finds nothing to do looks for some microseconds, then offers its core to others between two looks, and sleeps after a millisecond: the
-// pool never keeps a core from someone who works.
+// pool never keeps a core from someone who works. What a job throws on any of the threads, run() throws, when no thread is at it any more.
 #pragma once
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -30,39 +35,69 @@ public:
 
 class Threads {
 public:
-    explicit Threads(int count) : count_(count < 1 ? 1 : count), lanes_(new Lane[size_t(count_)]) {
-        for (int i = 1; i < count_; i++) workers_.emplace_back([this, i] { take_part(i); });
+    // A child of fork() has none of the workers: there the caller computes alone, and what the workers left is not cleaned up.
+    static std::shared_ptr<Threads> make(int count) {
+        return {new Threads(count), [process = getpid()](Threads* threads) {
+                    if (getpid() == process) delete threads;
+                }};
     }
 
-    ~Threads() {
-        closing_.store(true);
-        wake();
-        for (auto& worker : workers_) worker.join();
-    }
+    ~Threads() { close(); }
 
     int count() const { return count_; }
 
-    void run(Job& job) {  // returns when every item is done
+    void run(Job& job) {  // returns when every item is done, or one has thrown
         std::lock_guard<std::mutex> one(running_);
         job_.store(&job);
         idle_.store(false);
         begin(job, 0);
         take_part(0);
+        failed_.store(false);
+        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     }
 
 private:
+    explicit Threads(int count) : count_(count < 1 ? 1 : count), lanes_(new Lane[size_t(count_)]) {
+        try {
+            for (int i = 1; i < count_; i++) workers_.emplace_back([this, i] { take_part(i); });
+        } catch (...) {  // there are no more to be had
+            close();
+            throw;
+        }
+    }
+
+    void close() {
+        closing_.store(true);
+        wake();
+        for (auto& worker : workers_) worker.join();
+        workers_.clear();
+    }
+
+    // Once one part of a job has thrown, none of the others is begun; their items only count as done.
+    template <class Part>
+    void attempt(Part part) {
+        if (failed_.load()) return;
+        try {
+            part();
+        } catch (...) {
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (!error_) error_ = std::current_exception();
+            failed_.store(true);
+        }
+    }
+
     // The items of a phase are dealt out in equal runs, one for each thread, because a line of memory that two cores write costs as much as a small
     // item. Who is through with its own takes from the others'. A lane says what is left of a run; whoever has moved it on by one owns the item, and
     // until that is counted as done the phase and the job live: so a thread that comes late looks at nothing but lanes.
-    //   bits 0-24 next item   25-49 behind the last   50-63 phase
+    //   bits 0-23 next item   24-47 behind the last   48-63 phase
     struct alignas(128) Lane {
         std::atomic<uint64_t> left{0};
     };
-    static constexpr uint64_t kItem = (1 << 25) - 1;
+    static constexpr uint64_t kItem = (1 << 24) - 1, kPhase = (1 << 16) - 1;  // the largest
     static constexpr int kSpin = 1000;                         // looks before a core is offered to others: some microseconds
     static constexpr std::chrono::microseconds kAwake{1000};  // of looking before it sleeps: to wake up takes up to 100
 
-    static bool open(uint64_t left) { return (left & kItem) < (left >> 25 & kItem); }
+    static bool open(uint64_t left) { return (left & kItem) < (left >> 24 & kItem); }
 
     static void pause() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -73,14 +108,16 @@ private:
     }
 
     void begin(Job& job, int phase) {  // the first phase from `phase` on that has items
-        const int phases = job.phases();
         int items = 0;
-        while (phase < phases && (items = job.items(phase)) <= 0) phase++;
-        if (phase < phases) {
+        attempt([&] {
+            for (const int phases = job.phases(); phase < phases && (items = job.items(phase)) <= 0;) phase++;
+            if (items > 0 && (uint64_t(items) > kItem || uint64_t(phase) > kPhase)) throw std::length_error("too much work for one job");
+        });
+        if (items > 0 && !failed_.load()) {
             to_do_.store(items);
             for (int t = count_; t-- > 0;) {
                 const uint64_t from = uint64_t(items) * t / count_, to = uint64_t(items) * (t + 1) / count_;
-                lanes_[t].left.store(uint64_t(phase) << 50 | to << 25 | from);
+                lanes_[t].left.store(uint64_t(phase) << 48 | to << 24 | from);
             }
         } else {
             idle_.store(true);
@@ -92,7 +129,7 @@ private:
         uint64_t left = lane.left.load();
         while (open(left)) {
             if (!lane.left.compare_exchange_weak(left, left + 1)) continue;
-            phase = int(left >> 50);
+            phase = int(left >> 48);
             item = int(left & kItem);
             return true;
         }
@@ -116,7 +153,7 @@ private:
                 done = 0;
             }
             if (found) {
-                job_.load()->run(phase, item, thread);
+                attempt([&] { job_.load()->run(phase, item, thread); });
                 now = phase;
                 done++;
             } else if (!await(thread)) {
@@ -164,7 +201,8 @@ private:
     alignas(128) std::atomic<int> to_do_{0};  // items of the phase that are not counted as done
     alignas(128) std::atomic<Job*> job_{nullptr};
     std::atomic<int> sleeping_{0};
-    std::atomic<bool> idle_{true}, closing_{false};
+    std::atomic<bool> idle_{true}, closing_{false}, failed_{false};
+    std::exception_ptr error_;
     std::mutex mutex_, running_;
     std::condition_variable wake_;
     std::vector<std::thread> workers_;
