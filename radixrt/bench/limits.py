@@ -120,13 +120,14 @@ def measure_shares(engine: Engine, limits: Limits, repeats: int = 3) -> list[Sha
             batch * new * (matrices + head),
             batch * new * middle,
         )
+    prompt = min(_PROMPT, engine.model_info.context_length - 1)
     share(
-        f"prefill, {_PROMPT:,} tokens",
-        median(lambda: timed(1, _PROMPT, 1)),
-        _PROMPT,
-        decoder.weight_bytes + per_token * _PROMPT,
-        matrices * _PROMPT + head,
-        _PROMPT * (_PROMPT + 1) / 2,
+        f"prefill, {prompt:,} tokens",
+        median(lambda: timed(1, prompt, 1)),
+        prompt,
+        decoder.weight_bytes + per_token * prompt,
+        matrices * prompt + head,
+        prompt * (prompt + 1) / 2,
     )
     return shares
 
