@@ -43,6 +43,12 @@ class Limits:
     int8: float  # operations: a multiplication and an addition are two
     float32: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.variant}, {self.threads} threads: read {self.read / 1e9:.1f} GB/s, 8-bit dot products "
+            f"{self.int8 / 1e9:,.0f} Gops/s, float32 {self.float32 / 1e9:,.0f} GFLOP/s"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -55,9 +61,15 @@ class Share:
 
 
 def measure_limits(threads: int, repeats: int = 3) -> Limits:
-    """What ``threads`` threads reach at once, the best of ``repeats``; memory is what they share, so it is read by all at the same time."""
+    """What ``threads`` threads reach at once, the best of ``repeats``; memory is what they share, so it is read by all at the same time.
+
+    Raises:
+        InvalidRequest: the native kernels, which do the measuring, were not built.
+    """
     from radixrt.ops.native import native
 
+    if native is None:
+        raise InvalidRequest("limits", ": cannot be measured, the native kernels were not built")
     buffers = [np.ones(_BUFFER, dtype=np.uint8) for _ in range(threads)]
     best: dict[str, float] = {"read": 0.0, "int8": 0.0, "float32": 0.0}
     variant = ""
@@ -149,16 +161,11 @@ def show_limits(settings: dict[str, Any], repeats: int, console: Console) -> dic
             raise InvalidRequest("--limits", f": the native kernels do not run here, {engine.model_info.kernels} does")
         limits = measure_limits(engine.model_info.threads, repeats)
         shares = measure_shares(engine, limits, repeats)
-    table = Table(title=f"{limits.variant}, {limits.threads} threads")
+    table = Table()
     for column in ("workload", "tokens/s", "share of reading", "share of arithmetic"):
         table.add_column(column, justify="left" if column == "workload" else "right")
     for one in shares:
         table.add_row(one.workload, f"{one.rate:,.0f}", f"{one.reading:.0%}", f"{one.arithmetic:.0%}")
     console.print(table)
-    console.print(
-        f"limits: reads {limits.read / 1e9:.1f} GB/s, 8-bit dot products {limits.int8 / 1e9:,.0f} Gops/s, "
-        f"float32 {limits.float32 / 1e9:,.0f} GFLOP/s",
-        markup=False,
-        highlight=False,
-    )
+    console.print(str(limits), markup=False, highlight=False)
     return {"limits": asdict(limits), "shares": [asdict(one) for one in shares]}

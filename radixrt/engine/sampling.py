@@ -31,11 +31,12 @@ def sample_step(runner: ModelRunner, batch: Batch, items: Seq[LiveSample]) -> li
             request.prompt_logprobs = prompt_logprobs(runner.logits, request, item.sequence)
     results: list[list[Sampled]] = [[] for _ in items]
     scored = [i for i, item in enumerate(items) if item.request.scoring]
-    wanted = [(items[i].sequence, len(items[i].request.prompt)) for i in scored]
-    for i, scores in zip(scored, score(runner.logits, wanted), strict=True):
-        items[i].scores = scores
-        finite = all(map(math.isfinite, scores))
-        results[i] = [Sampled(-1, error=None if finite else "the model's logits are not finite")]
+    if scored:
+        wanted = [(items[i].sequence, len(items[i].request.prompt)) for i in scored]
+        for i, scores in zip(scored, score(runner.logits, wanted), strict=True):
+            items[i].scores = scores
+            finite = all(map(math.isfinite, scores))
+            results[i] = [Sampled(-1, error=None if finite else "the model's logits are not finite")]
     owners: list[int] = []
     rows: list[Row] = []
     masks: list[Bitmask | None] = []

@@ -34,6 +34,7 @@ from pathlib import Path
 
 from over_http import Run, Server, add_arguments, as_json, checked, line, run, show, task, warm_up, wide
 
+from radixrt.bench.limits import measure_limits
 from radixrt.bench.machine import usable_cores, watch
 from radixrt.errors import InvalidRequest, RadixrtError
 from radixrt.model.source import resolve
@@ -170,39 +171,6 @@ def _answers(url: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the machine can do with ``threads``, the best of a few tries."""
-
-    threads: int
-    read_gb_per_s: float
-    fp32_gflop_per_s: float
-
-    def __str__(self) -> str:
-        return f"{self.threads} threads read {self.read_gb_per_s:.1f} GB/s and do {self.fp32_gflop_per_s:.0f} GFLOP/s in float32"
-
-
-def limits(threads: int) -> Limits:
-    """Measure with torch: the sum of 256 MiB, and the product of two float32 matrices of 1024 x 1024."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        data, square = torch.ones(2**26), torch.ones(1024, 1024)
-        read = min(_seconds(lambda: data.sum()) for _ in range(7))
-        multiply = min(_seconds(lambda: square @ square) for _ in range(7))
-        return Limits(threads, data.nbytes / read / 1e9, 2 * 1024**3 / multiply / 1e9)
-    finally:
-        torch.set_num_threads(before)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
 async def once(
     server: Server, names: list[str], counter: Tokenizer, args: argparse.Namespace, at: int, say: Callable[[str], None]
 ) -> list[Run]:
@@ -240,7 +208,7 @@ def main() -> int:
     console = wide()
     if busy := watch():
         console.print(f"warning: {busy}", style="yellow", markup=False, highlight=False)
-    here = limits(args.threads)
+    here = measure_limits(args.threads)
     console.print(str(here), markup=False, highlight=False)
     counter = load_tokenizer(args.model)
     runs: list[Run] = []
