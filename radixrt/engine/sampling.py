@@ -1,7 +1,7 @@
 """Sampling owns how a computed step becomes tokens: which positions are read, with what masks, on which path of the model.
 
 Invariants: a position is sampled from nothing but its own logits and the tokens before it, so it does not matter whether these were
-drafted or generated one step at a time; the likeliest tokens are found without full logits where nothing else is asked for.
+drafted or generated one step at a time; full logits are made of a bounded number of rows at a time, and only where they are needed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from radixrt.engine.live import LiveSample
 from radixrt.engine.scoring import prompt_logprobs, score
 from radixrt.model.runner import ModelRunner
 from radixrt.sampling.mask import Bitmask
-from radixrt.sampling.sampler import Sampled, chosen, sample
+from radixrt.sampling.sampler import Sampled, sample
 from radixrt.sampling.spec import Row
 from radixrt.scheduler.batch import Batch
+
+_FULL_ROWS = 16  # whose logits are held at once, with what the sampler makes of them
 
 
 def sample_step(runner: ModelRunner, batch: Batch, items: Seq[LiveSample]) -> list[list[Sampled]]:
@@ -61,13 +63,16 @@ def sample_step(runner: ModelRunner, batch: Batch, items: Seq[LiveSample]) -> li
 
 
 def _sample(runner: ModelRunner, slots: IntArray, rows: Seq[Row], masks: Seq[Bitmask | None]) -> list[Sampled]:
-    found: dict[int, Sampled] = {}
-    greedy = [at for at, row in enumerate(rows) if row.greedy]
-    if greedy:
-        ids, values = runner.best(slots[greedy], [masks[at] for at in greedy])
-        found |= zip(greedy, chosen(ids, values), strict=True)
-    drawn = [at for at in range(len(rows)) if at not in found]
-    if drawn:
-        allowed = {row: mask for row, at in enumerate(drawn) if (mask := masks[at]) is not None}
-        found |= zip(drawn, sample(runner.logits(slots[drawn]), [rows[at] for at in drawn], allowed), strict=True)
-    return [found[at] for at in range(len(rows))]
+    found: list[Sampled | None] = [None] * len(rows)
+    plain = [at for at, row in enumerate(rows) if row.spec.params.logprobs is None]
+    for at, drawn in zip(
+        plain, runner.draw(slots[plain], [rows[at] for at in plain], [masks[at] for at in plain]), strict=True
+    ):
+        found[at] = drawn
+    full = [at for at, one in enumerate(found) if one is None]
+    for first in range(0, len(full), _FULL_ROWS):
+        some = full[first : first + _FULL_ROWS]
+        allowed = {row: mask for row, at in enumerate(some) if (mask := masks[at]) is not None}
+        for at, drawn in zip(some, sample(runner.logits(slots[some]), [rows[at] for at in some], allowed), strict=True):
+            found[at] = drawn
+    return [one for one in found if one is not None]

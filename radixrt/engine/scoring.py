@@ -19,8 +19,8 @@ from radixrt.request import PositionLogprobs
 from radixrt.sampling.logprobs import pair_logprobs, position_logprobs
 from radixrt.scheduler.sequence import Sequence
 
-_ROWS = 256  # of logits held at once
-_FULL_ROWS = 64  # where the likeliest tokens of each are wanted
+_ROWS = 64  # of logits held at once
+_FULL_ROWS = 16  # where the likeliest tokens of each are wanted
 _NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 
 

@@ -22,6 +22,9 @@ from radixrt.ops.interface import IntArray
 from radixrt.ops.native import KV_KINDS, QUANTIZED, TYPES, Packed, native
 from radixrt.ops.native.memory import Arena
 from radixrt.sampling.mask import Bitmask
+from radixrt.sampling.wishes import Wishes
+
+UNSETTLED = -2
 
 
 class NativeDecoder:
@@ -131,14 +134,20 @@ class NativeDecoder:
 
     def logits(self, slots: IntArray) -> torch.Tensor:
         """Logits, float32 ``[R, vocab]``, of the hidden states in ``slots``."""
-        return torch.frombuffer(self._model.logits(slots), dtype=torch.float32).view(len(slots), -1)
+        out = torch.empty((len(slots), self.config.vocab_size), dtype=torch.float32)
+        self._model.logits(slots, out.view(-1).numpy())
+        return out
 
-    def best(
-        self, slots: IntArray, allowed: Sequence[Bitmask | None]
+    def draw(
+        self, slots: IntArray, wishes: Wishes | None, allowed: Sequence[Bitmask | None]
     ) -> tuple[IntArray, np.ndarray[Any, np.dtype[np.float32]]]:
-        """The likeliest allowed token of each row and its logit; the lowest id of equal ones. The logit of a row without any is not finite."""
+        """A token of each row as it wishes, among the allowed ones, and the row's largest logit, which is not finite where no token can
+        be had (no token is allowed, or a logit is no number). ``UNSETTLED`` in place of a token: the row wants its full logits.
+
+        Of equally likely tokens the likeliest is the one of the lowest id.
+        """
         masks = list(allowed) if any(mask is not None for mask in allowed) else None
-        ids, values = self._model.best(slots, masks)
+        ids, values = self._model.draw(slots, masks, wishes)
         return np.frombuffer(ids, dtype=np.int32), np.frombuffer(values, dtype=np.float32)
 
     def share_prefixes(self, on: bool) -> None:

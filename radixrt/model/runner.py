@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 import torch
 
@@ -17,12 +16,15 @@ from radixrt.model.checkpoint import Checkpoint
 from radixrt.model.config import ModelConfig
 from radixrt.model.decoder import Decoder, load_decoder
 from radixrt.model.kv_store import KVStore, bytes_per_token
-from radixrt.model.native_decoder import NativeDecoder
+from radixrt.model.native_decoder import UNSETTLED, NativeDecoder
 from radixrt.model.rope import longest_context
 from radixrt.ops.interface import IntArray
 from radixrt.ops.load import cores, default_dtype, free_memory, load_ops, use_threads
 from radixrt.ops.native import native
-from radixrt.sampling.mask import Bitmask, restrict
+from radixrt.sampling.mask import Bitmask
+from radixrt.sampling.sampler import Sampled, chosen
+from radixrt.sampling.spec import Row
+from radixrt.sampling.wishes import wishes_of
 
 log = logging.getLogger("radixrt")
 
@@ -161,19 +163,18 @@ class ModelRunner:
         return self.decoder.logits(self.store.hidden.index_select(0, torch.from_numpy(slots).to(self.ops.device)))
 
     @torch.inference_mode()
-    def best(
-        self, slots: IntArray, allowed: Sequence[Bitmask | None]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The likeliest token that follows each slot, among the allowed ones (``None``: all), and its logit, which is not finite
-        where there is none or a logit is no number."""
+    def draw(self, slots: IntArray, rows: Sequence[Row], allowed: Sequence[Bitmask | None]) -> list[Sampled | None]:
+        """The token that follows each slot, among the allowed ones (``None``: all), for rows that want no log-probabilities.
+
+        ``None`` in place of one: that row is drawn from its full logits, see ``sample``.
+        """
         if isinstance(self.decoder, NativeDecoder):
-            return self.decoder.best(slots, allowed)
-        logits = self.logits(slots)
-        masks = {row: mask for row, mask in enumerate(allowed) if mask is not None}
-        if masks:
-            restrict(logits, masks)
-        values, ids = logits.max(dim=-1)
-        return ids.int().cpu().numpy(), values.cpu().numpy()
+            ids, values = self.decoder.draw(slots, wishes_of(rows, self.info.vocab_size), allowed)
+            drawn: list[Sampled | None] = [*chosen(ids, values)]
+            for row in np.flatnonzero(ids == UNSETTLED).tolist():
+                drawn[row] = None
+            return drawn
+        return [None] * len(rows)
 
     def _runs_native(self, config: EngineConfig) -> bool:
         """Whether the native kernels compute; an error where they are asked for and cannot."""

@@ -308,13 +308,14 @@ def test_a_forward_that_fails_once_costs_nothing_but_time(make_engine, monkeypat
 def test_logits_that_are_not_finite_end_that_request_alone(make_engine, monkeypatch) -> None:
     engine = make_engine()
     good = engine.generate(IDS[:20], greedy(6))[0].token_ids
-    best = engine._runner.best
+    draw = engine._runner.draw
 
-    def broken(slots, allowed):
-        ids, values = best(slots, allowed)
-        return ids, np.where(np.arange(len(values)) == 1, np.float32("nan"), values)
+    def broken(slots, rows, allowed):
+        if len(slots) > 1:
+            engine._runner.store.hidden[int(slots[1])] = float("nan")
+        return draw(slots, rows, allowed)
 
-    monkeypatch.setattr(engine._runner, "best", broken)
+    monkeypatch.setattr(engine._runner, "draw", broken)
     outputs = engine.generate([IDS[:20], IDS[30:50], IDS[60:80]], greedy(6))
     assert [o.finish_reason for o in outputs].count(FinishReason.ERROR) == 2  # the second, then the third in its place
     assert outputs[0].token_ids == good
@@ -469,7 +470,6 @@ def test_stop_strings_wait_for_min_tokens(make_engine) -> None:
 
 
 def test_the_optimum_is_counted_over_a_bounded_history(monkeypatch) -> None:
-    import numpy as np
 
     from radixrt.engine import stats
 
@@ -565,7 +565,6 @@ def test_a_second_thread_is_refused(make_engine, monkeypatch) -> None:
 
 
 def test_a_prompt_is_copied(make_engine) -> None:
-    import numpy as np
 
     engine = make_engine()
     buffer = np.array(IDS[:20], dtype=np.int32)

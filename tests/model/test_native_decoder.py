@@ -169,7 +169,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch(
         assert torch.equal(together.logits(rows), each)
 
 
-def test_best_is_the_first_maximum_of_the_allowed(models: dict[str, Path]) -> None:
+def test_the_likeliest_is_the_first_maximum_of_the_allowed(models: dict[str, Path]) -> None:
     computer = Computer(models["llama"], threads=2)
     tokens, slots = sequence(computer.vocab, 40, 3)
     computer.forward((tokens, slots, 0))
@@ -181,7 +181,7 @@ def test_best_is_the_first_maximum_of_the_allowed(models: dict[str, Path]) -> No
     masks[2] = np.zeros(words, dtype=np.int32)
     masks[2][3] = 1 << 5
     masks[4] = np.full(words + 2, -1, dtype=np.int32)  # the tokenizer knows more tokens than the model
-    ids, values = computer.native.best(slots, masks)
+    ids, values = computer.native.draw(slots, None, masks)
     for row, mask in enumerate(masks):
         allowed = logits[row].numpy().copy()
         if mask is not None:
@@ -195,9 +195,9 @@ def test_a_row_that_is_no_number_stays_alone(models: dict[str, Path]) -> None:
     computer = Computer(models["llama"])
     tokens, slots = sequence(computer.vocab, 3, 3)
     computer.forward((tokens, slots, 0))
-    want, _ = computer.native.best(slots, [None] * 3)
+    want, _ = computer.native.draw(slots, None, [None] * 3)
     computer.store.hidden[int(slots[1])] = float("nan")
-    ids, values = computer.native.best(slots, [None] * 3)
+    ids, values = computer.native.draw(slots, None, [None] * 3)
     assert np.isnan(values[1]) and np.isfinite(values[[0, 2]]).all() and (ids[[0, 2]] == want[[0, 2]]).all()
 
 

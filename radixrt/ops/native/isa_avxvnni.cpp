@@ -20,9 +20,10 @@ namespace radixrt::avxvnni {
 #include "rows_impl.hpp"
 #include "matmul_impl.hpp"
 #include "attention_impl.hpp"
+#include "draw_impl.hpp"
 #include "limits_impl.hpp"
 
-extern const Kernels kernels = {"avxvnni", quantize, matmul, rms_norm, rope, silu_mul, store_kv, attend, merge, finish};
+extern const Kernels kernels = {"avxvnni", quantize, matmul, rms_norm, rope, silu_mul, store_kv, attend, merge, finish, largest, weigh};
 extern const Limits limits = {"avxvnni", limit_dots, limit_fmas, limit_read};
 
 }  // namespace radixrt::avxvnni

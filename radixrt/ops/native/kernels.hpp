@@ -40,6 +40,9 @@ struct Kernels {
     // into := into merged with part; a part that saw nothing (sum 0) changes nothing
     void (*merge)(float* into, const float* part, int dim);
     void (*finish)(const float* part, int dim, float* out);  // out[dim] := values / sum
+    // -- logits, n a multiple of 16
+    float (*largest)(const float* logits, int n);  // NaN where one is no number or infinite
+    float (*weigh)(const float* logits, int n, float most, float scale);  // the sum of 2^((logit - most) * scale)
 };
 
 const Kernels* best_kernels();                    // of this machine; the portable ones at worst

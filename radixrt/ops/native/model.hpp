@@ -7,9 +7,11 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "attention.hpp"
+#include "draw.hpp"
 #include "kernels.hpp"
 #include "threads.hpp"
 
@@ -141,25 +143,17 @@ public:
         threads_->run(job);
     }
 
-    // The likeliest token of each row and its logit; the lowest id of equal ones. masks: for each row null (all tokens) or a bit for each token.
-    // A row with a logit that is no number, or with nothing allowed, has a best logit that is not finite.
-    void best(const int32_t* slots, int count, const int32_t* const* masks, int32_t* ids, float* values) {
+    // A token of each row, as wished, and the row's largest logit, which is not finite where there is none; see Draw.
+    void draw(const int32_t* slots, int count, const Wishes& wishes, int32_t* ids, float* values) {
+        Draw draw(kernels_, wishes, count, shape.vocab, threads_->count());
         Head job(*this, slots, count);
-        job.masks = masks;
+        job.draw = &draw;
         threads_->run(job);
-        for (int r = 0; r < count; r++) {
-            values[r] = -std::numeric_limits<float>::infinity();
-            ids[r] = -1;
-            for (int t = 0; t < threads_->count(); t++) {
-                const auto& found = job.found[size_t(t) * count + r];
-                if (std::isnan(found.value)) {
-                    values[r] = found.value;
-                    break;
-                }
-                if (found.value > values[r] || (found.value == values[r] && found.id >= 0 && (ids[r] < 0 || found.id < ids[r])))
-                    values[r] = found.value, ids[r] = found.id;
-            }
-        }
+        for (int r = 0; r < count; r++)
+            std::tie(ids[r], values[r]) = draw.finish(r, [&](int block, float* logits) {
+                const int begin = block * Draw::kTiles, end = std::min(head.tiles(), begin + Draw::kTiles);
+                kernels_.matmul(head, begin, end, input_.rows(head, size_t(r), 1), logits - size_t(begin) * kLanes, Draw::kTokens, false);
+            });
     }
 
 private:
@@ -378,16 +372,11 @@ private:
         Attention* attention = nullptr;
     };
 
-    struct Found {
-        float value = -std::numeric_limits<float>::infinity();
-        int32_t id = -1;
-    };
-
     class Head : public Job {
     public:
         Head(Model& model, const int32_t* slots, int count)
             : m(model), k(model.kernels_), slots(slots), count(count), w(model.head), forms(Input::form_of(model.head)) {
-            size = count >= 64 ? 4 : 8;
+            size = count >= 64 ? Draw::kTiles : 2 * Draw::kTiles;
             row_item = std::max(1, std::min(kRowItem, count / (4 * model.threads_->count())));
             row_blocks = blocks(count, kRowBlock);
             block = blocks(count, row_blocks);
@@ -397,7 +386,6 @@ private:
         int phases() const override { return 2; }
         int items(int phase) override {
             if (phase == 0) return blocks(count, row_item);
-            if (!out) found.resize(size_t(m.threads_->count()) * count);
             return row_blocks * blocks(w.tiles(), size);
         }
 
@@ -416,39 +404,23 @@ private:
             const size_t stride = size_t(size) * kLanes;
             if (buffer.size() < rows * stride) buffer.resize(rows * stride);
             for (int tile = begin; tile < end; tile++) {
-                if (!wanted(tile, first, rows)) continue;
-                k.matmul(w, tile, tile + 1, from, buffer.data() - size_t(tile) * kLanes, kLanes, false);
-                for (int r = 0; r < rows; r++) search(tile, first + r, buffer.data() + size_t(r) * kLanes, thread);
+                const int start = tile;  // of a run of tiles that some row wants
+                while (tile < end && wanted(tile, first, rows)) tile++;
+                if (tile > start) k.matmul(w, start, tile, from, buffer.data() - size_t(begin) * kLanes, stride, false);
             }
+            for (int tile = begin; tile < end; tile += Draw::kTiles)
+                for (int r = 0; r < rows; r++)
+                    draw->take(tile / Draw::kTiles, first + r, buffer.data() + r * stride + size_t(tile - begin) * kLanes, thread);
         }
 
-        const int32_t* const* masks = nullptr;
         float* out = nullptr;
-        std::vector<Found> found;  // [threads, count]
+        Draw* draw = nullptr;
 
     private:
-        unsigned allowed(int tile, int row) const {
-            if (!masks || !masks[row]) return 0xffff;
-            return uint32_t(masks[row][tile / 2]) >> (tile % 2 * kLanes) & 0xffff;
-        }
-
         bool wanted(int tile, int first, int rows) const {
             for (int r = first; r < first + rows; r++)
-                if (allowed(tile, r)) return true;
+                if (draw->wanted(tile, r)) return true;
             return false;
-        }
-
-        void search(int tile, int row, const float* values, int thread) {
-            const unsigned mask = allowed(tile, row);
-            if (!mask) return;
-            auto& best = found[size_t(thread) * count + row];
-            const int n = std::min(kLanes, w.n - tile * kLanes);
-            for (int i = 0; i < n; i++) {
-                if (!(mask >> i & 1) || values[i] < best.value) continue;
-                const int id = tile * kLanes + i;
-                if (values[i] == best.value && best.id >= 0 && id > best.id) continue;
-                if (!std::isnan(best.value)) best.value = values[i], best.id = id;
-            }
         }
 
         Model& m;

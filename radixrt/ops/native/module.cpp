@@ -26,8 +26,8 @@ struct Refused : std::runtime_error {
 // A buffer held for as long as this lives.
 class Held {
 public:
-    Held(PyObject* from, const char* what, char format, Py_ssize_t items) {
-        if (PyObject_GetBuffer(from, &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) throw Refused("");
+    Held(PyObject* from, const char* what, char format, Py_ssize_t items, int flags = 0) {
+        if (PyObject_GetBuffer(from, &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags) < 0) throw Refused("");
         const char* f = view_.format ? view_.format : "B";
         const bool fits = f[0] == format || (format == 'i' && f[0] == 'l' && view_.itemsize == 4);
         if (!fits || f[1] || (items >= 0 && view_.len / view_.itemsize != items)) {
@@ -246,28 +246,36 @@ PyObject* model_forward(PyObject* object, PyObject* args) {
     });
 }
 
-// logits(slots) -> bytearray of float32 [len(slots), vocab]
-PyObject* model_logits(PyObject* object, PyObject* given) {
+// logits(slots, out): out, float32 [len(slots), vocab], is written
+PyObject* model_logits(PyObject* object, PyObject* args) {
+    PyObject *given, *to;
+    if (!PyArg_ParseTuple(args, "OO", &given, &to)) return nullptr;
     return guarded([&]() -> PyObject* {
         Owner& own = owner(object);
         const Held slots(given, "slots", 'i', -1);
         within(slots, 0, own.slots, "slots");
-        Reference out = bytes(Py_ssize_t(slots.size()) * own.model->shape.vocab * 4);
-        if (slots.size()) run(own, [&] { own.model->logits(slots.data<int32_t>(), slots.size(), items<float>(out)); });
-        return out.release();
+        const Held out(to, "out", 'f', Py_ssize_t(slots.size()) * own.model->shape.vocab, PyBUF_WRITABLE);
+        if (slots.size()) run(own, [&] { own.model->logits(slots.data<int32_t>(), slots.size(), const_cast<float*>(out.data<float>())); });
+        Py_RETURN_NONE;
     });
 }
 
-// best(slots, masks) -> (ids, logits): bytearrays of int32 and float32; masks: None, or for each slot None or int32 [ceil(vocab / 32)], or
-// longer: a tokenizer may know more tokens
-PyObject* model_best(PyObject* object, PyObject* args) {
-    PyObject *given, *masks;
-    if (!PyArg_ParseTuple(args, "OO", &given, &masks)) return nullptr;
+// draw(slots, masks, wishes) -> (ids, logits): bytearrays of int32 and float32.
+// masks: None, or for each slot None or int32 [ceil(vocab / 32)], or longer: a tokenizer may know more tokens
+// wishes: None (the likeliest tokens), or (temperature, chance, top_k, top_p, min_p, edit_end, edit_ids, edit_factor, edit_add), see Wishes
+PyObject* model_draw(PyObject* object, PyObject* args) {
+    PyObject *given, *masks, *wanted;
+    if (!PyArg_ParseTuple(args, "OOO", &given, &masks, &wanted)) return nullptr;
     return guarded([&]() -> PyObject* {
         Owner& own = owner(object);
+        const int vocab = own.model->shape.vocab;
         const Held slots(given, "slots", 'i', -1);
         within(slots, 0, own.slots, "slots");
         std::vector<std::unique_ptr<Held>> held;
+        const auto hold = [&](PyObject* from, const char* what, char format, Py_ssize_t count) -> const Held& {
+            held.push_back(std::make_unique<Held>(from, what, format, count));
+            return *held.back();
+        };
         std::vector<const int32_t*> rows;
         if (masks != Py_None) {
             if (!PyList_Check(masks) || PyList_GET_SIZE(masks) != slots.size()) throw Refused("masks: a list, one for each slot");
@@ -277,18 +285,39 @@ PyObject* model_best(PyObject* object, PyObject* args) {
                     rows.push_back(nullptr);
                     continue;
                 }
-                held.push_back(std::make_unique<Held>(mask, "masks", 'i', -1));
-                if (held.back()->size() < (own.model->shape.vocab + 31) / 32) throw Refused("masks: one has fewer bits than there are logits");
-                rows.push_back(held.back()->data<int32_t>());
+                const Held& bits = hold(mask, "masks", 'i', -1);
+                if (bits.size() < (vocab + 31) / 32) throw Refused("masks: one has fewer bits than there are logits");
+                rows.push_back(bits.data<int32_t>());
             }
+        }
+        Wishes wishes;
+        if (!rows.empty()) wishes.masks = rows.data();
+        if (wanted != Py_None) {
+            PyObject* o[9];
+            if (!PyTuple_Check(wanted)) throw Refused("wishes: a tuple");
+            if (!PyArg_ParseTuple(wanted, "OOOOOOOOO", &o[0], &o[1], &o[2], &o[3], &o[4], &o[5], &o[6], &o[7], &o[8])) throw Refused("");
+            const Py_ssize_t count = slots.size();
+            wishes.temperature = hold(o[0], "temperature", 'f', count).data<float>();
+            wishes.chance = hold(o[1], "chance", 'd', count).data<double>();
+            wishes.top_k = hold(o[2], "top_k", 'i', count).data<int32_t>();
+            wishes.top_p = hold(o[3], "top_p", 'f', count).data<float>();
+            wishes.min_p = hold(o[4], "min_p", 'f', count).data<float>();
+            const Held& end = hold(o[5], "edit_end", 'i', count);
+            const Held& ids = hold(o[6], "edit_ids", 'i', -1);
+            within(end, 0, ids.size() + 1, "edit_end");
+            within(ids, 0, vocab, "edit_ids");
+            for (int i = 1; i < end.size(); i++)
+                if (end.data<int32_t>()[i] < end.data<int32_t>()[i - 1]) throw Refused("edit_end: does not ascend");
+            wishes.edit_end = end.data<int32_t>();
+            wishes.edit_ids = ids.data<int32_t>();
+            wishes.edit_factor = hold(o[7], "edit_factor", 'f', ids.size()).data<float>();
+            wishes.edit_add = hold(o[8], "edit_add", 'f', ids.size()).data<float>();
+            if (!ids.size()) wishes.edit_end = nullptr;
         }
         const Py_ssize_t size = Py_ssize_t(slots.size()) * 4;
         const Reference ids = bytes(size), values = bytes(size);
         if (slots.size())
-            run(own, [&] {
-                own.model->best(slots.data<int32_t>(), slots.size(), rows.empty() ? nullptr : rows.data(), items<int32_t>(ids),
-                                items<float>(values));
-            });
+            run(own, [&] { own.model->draw(slots.data<int32_t>(), slots.size(), wishes, items<int32_t>(ids), items<float>(values)); });
         return PyTuple_Pack(2, ids.get(), values.get());
     });
 }
@@ -304,8 +333,8 @@ PyMethodDef model_methods[] = {
     {"kernels", model_kernels, METH_NOARGS, "the name of the variant that runs"},
     {"add_layer", model_add_layer, METH_VARARGS, nullptr},
     {"forward", model_forward, METH_VARARGS, nullptr},
-    {"logits", model_logits, METH_O, nullptr},
-    {"best", model_best, METH_VARARGS, nullptr},
+    {"logits", model_logits, METH_VARARGS, nullptr},
+    {"draw", model_draw, METH_VARARGS, nullptr},
     {"share", model_share, METH_O, "share(on): whether attention reads KV that sequences have in common once"},
     {nullptr, nullptr, 0, nullptr},
 };
