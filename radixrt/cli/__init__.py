@@ -31,6 +31,7 @@ class Command:
 COMMANDS = (
     Command("generate", "radixrt.cli.generate", "answer prompts from arguments, a file or stdin"),
     Command("chat", "radixrt.cli.chat", "talk to a model in the terminal"),
+    Command("extract", "radixrt.cli.extract", "read thousands of documents into rows of one schema"),
     Command("serve", "radixrt.cli.serve", "serve a model to OpenAI clients and to programs"),
     Command("bench", "radixrt.cli.bench", "measure throughput and hit rate on seeded workloads"),
     Command("models", "radixrt.cli.models", "list the models on this machine"),
