@@ -15,7 +15,18 @@ from radixrt.errors import nearest, shown
 
 PARAMS = tuple(item.name for item in fields(SamplingParams) if item.name != "constraint")
 ROLES = ("system", "user", "assistant")
-_ALSO = ("max_new_tokens", "regex", "json_schema", "grammar", "choices", "type", "constraint", "heal", "return_logprob")
+_ALSO = (
+    "max_new_tokens",
+    "regex",
+    "json_schema",
+    "grammar",
+    "substring",
+    "choices",
+    "type",
+    "constraint",
+    "heal",
+    "return_logprob",
+)
 
 
 class Expr:
@@ -93,6 +104,7 @@ def gen(
     json_schema: Mapping[str, Any] | str | type | None = None,
     grammar: str | None = None,
     grammar_syntax: str = "lark",
+    substring: str | None = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | str | None = None,
     type: Any = None,
@@ -110,8 +122,9 @@ def gen(
         max_tokens: most tokens (alias ``max_new_tokens``); by default 128, or what ``run`` was given.
         n: samples; ``s[name]`` is then the list of all, the state goes on with the first, ``s.fork_samples(name)`` with each.
         stop: strings that end the text, and are not part of it.
-        regex, json_schema, grammar, type, constraint: what the text must be, at most one of them. ``type``: a pydantic model, dataclass,
-            TypedDict, Literal, Enum, ``int``, ``float``, ``bool``, ``str`` or ``list[...]`` and the like; the value comes back as that type.
+        regex, json_schema, grammar, substring, type, constraint: what the text must be, at most one of them. ``substring``: a quotation of
+            whole words from this text (``Constraint.substring`` has options). ``type``: a pydantic model, dataclass, TypedDict,
+            Literal, Enum, ``int``, ``float``, ``bool``, ``str`` or ``list[...]`` and the like; the value comes back as that type.
         choices: the same as ``select(name, choices)``.
         heal: token healing where the text before ends inside a word; by default on.
         return_logprob, top_logprobs_num: SGLang's names of ``logprobs``; ``dtype``: of ``type``.
@@ -126,8 +139,8 @@ def gen(
     if type is not None and dtype is not None:
         _refuse("type and dtype are the same: give one")
     given = {
-        "regex": regex, "json_schema": json_schema, "grammar": grammar, "choices": choices,
-        "type": type if type is not None else dtype, "constraint": constraint,
+        "regex": regex, "json_schema": json_schema, "grammar": grammar, "substring": substring,
+        "choices": choices, "type": type if type is not None else dtype, "constraint": constraint,
     }  # fmt: skip
     kinds = [key for key, value in given.items() if value is not None]
     if len(kinds) > 1:
@@ -157,6 +170,8 @@ def gen(
             constraint = Constraint.json_schema(json_schema)
         elif grammar is not None:
             constraint = Constraint.grammar(grammar, grammar_syntax)  # type: ignore[arg-type]
+        elif substring is not None:
+            constraint = Constraint.substring(substring)
         elif given["type"] is not None:
             spec = spec_of(given["type"])
             constraint = spec.constraint

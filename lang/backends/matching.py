@@ -20,6 +20,7 @@ from radixrt.grammar.constraint import (
     LiteralText,
     Regex,
     Sequence,
+    Substring,
 )
 
 Check = Callable[[str], str]
@@ -34,6 +35,8 @@ def checker(constraint: Constraint) -> Check:
             return lambda text: "" if text in allowed else f"is none of the choices {shown(list(choices))}"
         case LiteralText(wanted):
             return lambda text: "" if text == wanted else f"is not {shown(wanted)}"
+        case Substring():
+            return _substring(constraint.spec)
         case Regex(pattern):
             return _pattern(pattern)
         case JsonObject():
@@ -58,6 +61,10 @@ def example(constraint: Constraint) -> str | None:
             return choices[0]
         case LiteralText(text):
             return text
+        case Substring(text, "words", max_length, _):
+            return text.strip() if max_length is None else None
+        case Substring(text, _, max_length, _):
+            return text[:max_length]
         case JsonObject():
             return "{}"
         case Alternatives(parts):
@@ -81,6 +88,15 @@ def _pattern(pattern: str) -> Check:
         except TimeoutError:
             return ""
         return "" if matched else f"does not match the regex {shown(pattern)}"
+
+    return check
+
+
+def _substring(spec: Substring) -> Check:
+    def check(text: str) -> str:
+        if not text:
+            return "" if spec.empty else "is empty"
+        return "" if text in spec.text else f"is no part of the text {shown(spec.text)}"
 
     return check
 

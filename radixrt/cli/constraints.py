@@ -23,6 +23,7 @@ SHORTHANDS: dict[str, tuple[str, Callable[[Any], Constraint]]] = {
     "json_schema": ("json_schema", Constraint.json_schema),
     "regex": ("regex", Constraint.regex),
     "choices": ("choice", Constraint.choice),
+    "substring": ("substring", Constraint.substring),
 }
 
 
@@ -42,6 +43,7 @@ def add_constraint_flags(parser: argparse.ArgumentParser) -> None:
         "--choice", metavar="TEXT", action="append", help="one of these texts, whatever is in them; given several times"
     )
     add("--grammar", metavar="FILE", help="a string of the grammar in this file")
+    add("--substring", metavar="FILE", help="a part of the text in this file, letter for letter, of whole words")
     add("--constraint", metavar="JSON", help='any constraint as Constraint.to_dict() writes it: {"type": ...}')
     group.add_argument(
         "--grammar-syntax",
@@ -65,7 +67,7 @@ def constraint_setting(args: argparse.Namespace) -> dict[str, Any]:
     if not given:
         return {}
     ((name, value),) = given.items()
-    source = f"={shown(value)}" if name in ("json-schema", "grammar") else ""
+    source = f"={shown(value)}" if name in ("json-schema", "grammar", "substring") else ""
     try:
         constraint = _from_flag(name, value, syntax)
         _check(constraint)
@@ -112,6 +114,8 @@ def _from_flag(name: str, value: Any, syntax: str | None) -> Constraint:
             return Constraint.choice(words)
         case "choice":
             return Constraint.choice(value)
+        case "substring":
+            return Constraint.substring(_read(name, value))
         case "grammar":
             ending = os.path.splitext(value)[1].removeprefix(".").lower()
             return Constraint.from_dict(

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "text", "jsonl"),
         default="auto",
         help="what --file or stdin holds; auto: JSONL for *.jsonl or a first line that begins with '{'. A JSONL line has "
-        "prompt, messages or token_ids, and may have id, any sampling parameter, and json_schema, regex or choices",
+        "prompt, messages or token_ids, and may have id, any sampling parameter, and json_schema, regex, choices or substring",
     )
     parser.add_argument("--output", metavar="F", help="write one JSON row per prompt to this file")
     parser.add_argument("--jsonl", action="store_true", help="print JSON rows with all figures instead of text")

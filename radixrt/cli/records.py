@@ -62,7 +62,7 @@ def text_job(index: int, where: str, line: int | None, text: str, template: Temp
 
 def json_job(index: int, where: str, line: int, text: str, template: Template) -> Job:
     """A job of one JSON object: ``prompt``, ``messages`` or ``token_ids``; ``id``; any sampling parameter;
-    ``json_schema``, ``regex`` and ``choices`` in place of ``constraint``."""
+    ``json_schema``, ``regex``, ``choices`` and ``substring`` in place of ``constraint``."""
     name: str | int | None = None
     try:
         record = _parse(text)

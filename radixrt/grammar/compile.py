@@ -57,6 +57,10 @@ def _grammar(constraint: Constraint) -> ir.Grammar:
             return parse_grammar(text, syntax)
         case asked.LiteralText(text):
             return ir.Grammar({"start": ir.Bytes(text.encode())})
+        case asked.Substring(text, unit, max_length, empty):
+            from radixrt.grammar.substring import substring_to_ir
+
+            return substring_to_ir(text, unit, max_length, empty)
         case asked.Sequence(parts):
             union = _Union()
             return union.grammar(ir.Seq(tuple(union.add(part) for part in parts)))

@@ -263,6 +263,7 @@ class CompileCache:
             "matcher",
             "regular",
             "schema",
+            "substring",
             "syntax",
             "tags",
         ):  # what a first compilation would import in its turn

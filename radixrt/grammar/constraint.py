@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Whitespace = Literal["compact", "flexible"]
 KeyOrder = Literal["declared", "any"]
 Syntax = Literal["lark", "gbnf", "ebnf"]
+Unit = Literal["words", "characters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class ConstraintLimits:
     Fields:
         pattern: characters of a regex. text: characters of a grammar, or bytes of a literal. schema: characters of a JSON Schema with
         its registry. nesting: levels of JSON brackets. choices: number of choices; choice_bytes: bytes of all together.
-        tags: number of structural tags and of triggers; trigger_text: characters of all triggers together. parts: constraints inside one constraint, at all levels;
+        substring: characters of the text of a substring. tags: number of structural tags and of triggers; trigger_text: characters of all triggers together. parts: constraints inside one constraint, at all levels;
         depth: levels of constraints inside constraints.
     """
 
@@ -41,6 +42,7 @@ class ConstraintLimits:
     nesting: int = 200
     choices: int = 100_000
     choice_bytes: int = 8_000_000
+    substring: int = 400_000
     tags: int = 1_000
     trigger_text: int = 20_000
     parts: int = 10_000
@@ -98,6 +100,16 @@ class LiteralText:
 
 
 @dataclass(frozen=True, slots=True)
+class Substring:
+    """See ``Constraint.substring``."""
+
+    text: str
+    unit: Unit = "words"
+    max_length: int | None = None
+    empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Sequence:
     """One part directly after the other."""
 
@@ -131,8 +143,8 @@ class StructuralTags:
 
 
 Spec: TypeAlias = (
-    Regex | JsonSchema | JsonObject | Choice | GrammarText | LiteralText | Sequence | Alternatives | StructuralTags
-)
+    Regex | JsonSchema | JsonObject | Choice | GrammarText | LiteralText | Substring | Sequence | Alternatives | StructuralTags
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -177,12 +189,39 @@ class Constraint:
 
     @classmethod
     def literal(cls, text: str, *, limits: ConstraintLimits = DEFAULT_LIMITS) -> Constraint:
-        """Exactly this text: useful in a ``sequence``.
+        """Exactly this text: useful in a ``sequence``. Raises InvalidRequest: not a string, not Unicode text, too long."""
+        return cls(LiteralText(_text("literal", text, limits.text)))
+
+    @classmethod
+    def substring(
+        cls,
+        text: str,
+        *,
+        unit: Unit = "words",
+        max_length: int | None = None,
+        empty: bool = False,
+        limits: ConstraintLimits = DEFAULT_LIMITS,
+    ) -> Constraint:
+        """A part of ``text``, letter for letter: a quotation that cannot be made up.
+
+        Args:
+            unit: ``"words"``: runs of letters, digits and underscores, none cut; any other sign (and any character of a script
+                written without spaces) is a word by itself. ``"characters"``: it begins and ends anywhere.
+            max_length: most units; memory grows with it, so where ``max_tokens`` will do, leave it out. empty: or no text at all.
 
         Raises:
-            InvalidRequest: not a string, not Unicode text, too long.
+            InvalidRequest: not a string, too long, nothing in it though ``empty`` is false, an option out of range.
         """
-        return cls(LiteralText(_text("literal", text, limits.text)))
+        _one_of("unit", unit, ("words", "characters"))
+        _flag("empty", empty)
+        if max_length is not None and (type(max_length) is not int or max_length < 1):
+            raise InvalidRequest("max_length", f"={max_length!r}: must be an integer of at least 1")
+        _text("substring", text, limits.substring)
+        if not empty and not (text.strip() if unit == "words" else text):
+            raise InvalidRequest(
+                "substring", "has nothing in it: no output is possible (empty=true allows an empty one)"
+            )
+        return cls(Substring(text, unit, max_length, empty))
 
     @classmethod
     def json_schema(
@@ -336,6 +375,8 @@ class Constraint:
                 return {"type": "grammar", "text": text, "syntax": syntax}
             case LiteralText(text):
                 return {"type": "literal", "text": text}
+            case Substring(text, unit, most, empty):
+                return {"type": "substring", "text": text, "unit": unit, "max_length": most, "empty": empty}
             case Sequence(parts):
                 return {"type": "sequence", "parts": [part.to_dict() for part in parts]}
             case Alternatives(parts):
@@ -507,6 +548,7 @@ _FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "choice": (("choices",), ()),
     "grammar": (("text",), ("syntax",)),
     "literal": (("text",), ()),
+    "substring": (("text",), ("unit", "max_length", "empty")),
     "sequence": (("parts",), ()),
     "alternatives": (("parts",), ()),
     "structural_tags": (("tags",), ("triggers", "at_least_one", "stop_after_first")),

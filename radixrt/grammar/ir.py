@@ -67,6 +67,14 @@ class Dfa:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedDfa:
+    """A ``Dfa`` too large for tuples. ``words``: int32 of this machine; for each state: accepting, number of edges, the edges."""
+
+    states: int
+    words: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class JsonChars:
     """The inside of a JSON string, without its quotes: ``low`` to ``high`` code points, each raw UTF-8 or escaped.
 
@@ -79,7 +87,7 @@ class JsonChars:
     high: int | None = None
 
 
-Expr: TypeAlias = Bytes | ByteSet | Seq | Alt | Repeat | Ref | Dfa | JsonChars
+Expr: TypeAlias = Bytes | ByteSet | Seq | Alt | Repeat | Ref | Dfa | PackedDfa | JsonChars
 
 EMPTY = Seq(())  # the empty string
 NOTHING = Alt(())  # the empty language

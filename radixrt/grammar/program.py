@@ -14,7 +14,7 @@ from typing import Any
 
 from radixrt.errors import nearest
 from radixrt.grammar.errors import UnsupportedConstraint
-from radixrt.grammar.ir import Alt, Bytes, ByteSet, Dfa, Expr, Grammar, JsonChars, Ref, Repeat, Seq
+from radixrt.grammar.ir import Alt, Bytes, ByteSet, Dfa, Expr, Grammar, JsonChars, PackedDfa, Ref, Repeat, Seq
 
 FIELD = "constraint"
 _MAX_COUNT = 1 << 30
@@ -61,7 +61,7 @@ class Program:
     nullable: bytes
 
 
-_KINDS = (Bytes, ByteSet, Seq, Alt, Repeat, Ref, Dfa, JsonChars)
+_KINDS = (Bytes, ByteSet, Seq, Alt, Repeat, Ref, Dfa, JsonChars, PackedDfa)
 
 
 def program(grammar: Grammar, limits: ProgramLimits | None = None, engine: Any = None) -> Program:
@@ -90,6 +90,20 @@ def _ints(data: bytes) -> array[int]:
     made = array("i")
     made.frombytes(data)
     return made
+
+
+def unpacked(packed: PackedDfa) -> Dfa:
+    """The same automaton in tuples. Raises UnsupportedConstraint: the words end too early."""
+    words, edges, accepting, at = _ints(packed.words), [], set[int](), 0
+    for state in range(packed.states):
+        if at + 2 > len(words) or not 0 <= words[at + 1] <= (len(words) - at - 2) // 3:
+            raise UnsupportedConstraint(FIELD, f"has an automaton that ends within state {state}")
+        begin, end = at + 2, at + 2 + 3 * words[at + 1]
+        edges.append(tuple((words[i], words[i + 1], words[i + 2]) for i in range(begin, end, 3)))
+        if words[at]:
+            accepting.add(state)
+        at = end
+    return Dfa(tuple(edges), frozenset(accepting))
 
 
 class _Builder:
@@ -169,6 +183,8 @@ class _Builder:
             return self.content((low, high), Op.JSON, low, high, [])
         if kind is Dfa:
             return self.node(Op.DFA, len(expr.edges), 0, self.dfa_words(expr), 0)  # type: ignore
+        if kind is PackedDfa:
+            return self.node(Op.DFA, expr.states, 0, self.dfa_words(unpacked(expr)), 0)  # type: ignore
         raise TypeError(f"not an expression of a grammar: {expr!r}")
 
     def content(self, key: object, op: int, a: int, b: int, words: list[int]) -> int:

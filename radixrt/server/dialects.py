@@ -20,7 +20,7 @@ Make = Callable[[Any], Constraint]
 _RULE = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.MULTILINE)
 _FORMATS = ("text", "json_object", "json_schema")
 # What the makers call what they are given: in their errors, it is the body's field that is meant.
-_OWN = ("regex", "json_schema", "choice", "grammar", "constraint")
+_OWN = ("regex", "json_schema", "choice", "grammar", "substring", "constraint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,22 @@ def _any_object(value: Any) -> Constraint:
     return Constraint.json_object()
 
 
+def substring_of(value: Any) -> Constraint:
+    """``substring`` of any route: a text, or an object that has one and options."""
+    if isinstance(value, str):
+        return Constraint.substring(value)
+    if not isinstance(value, Mapping):
+        raise InvalidRequest("substring", f"={shown(value)}: must be a text, or an object with the field text")
+    given = object_of("substring", value, ("text", "unit", "max_length", "empty"))
+    if "text" not in given:
+        raise InvalidRequest("substring.text", "is missing")
+    try:
+        return Constraint.substring(given["text"], **{name: item for name, item in given.items() if name != "text"})
+    except InvalidRequest as error:
+        field = "substring.text" if error.field == "substring" else f"substring.{error.field}"
+        raise InvalidRequest(field, str(error)[len(error.field) :].removeprefix(": ")) from None
+
+
 # Fields at the top of a body.
 FIELDS: dict[str, Make] = {
     "regex": Constraint.regex,
@@ -63,6 +79,7 @@ FIELDS: dict[str, Make] = {
     "ebnf": _ebnf,
     "choice": Constraint.choice,
     "grammar": _gbnf,  # llama.cpp's
+    "substring": substring_of,
     "guided_regex": Constraint.regex,
     "guided_json": _schema,
     "guided_choice": Constraint.choice,
@@ -75,6 +92,7 @@ _STRUCTURED: dict[str, Make] = {
     "json": _schema,
     "choice": Constraint.choice,
     "grammar": _grammar,
+    "substring": substring_of,
     "json_object": _any_object,
 }
 NAMES = (*FIELDS, "structured_outputs", "response_format")
@@ -109,11 +127,11 @@ def constraint_of(body: Mapping[str, Any]) -> Asked | None:
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """The error with the name that the body has for the field, where it has another one."""
-    head, bracket, rest = error.field.partition("[")
+    head = re.split(r"[.\[]", error.field, maxsplit=1)[0]
     name = names.get(head)
     if name is None or name == head:
         return error
-    return InvalidRequest(name + bracket + rest, str(error)[len(error.field) :].removeprefix(": "))
+    return InvalidRequest(name + error.field[len(head) :], str(error)[len(error.field) :].removeprefix(": "))
 
 
 def object_of(field: str, value: Any, valid: tuple[str, ...]) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ from radixrt.grammar.constraint import Constraint
 from radixrt.request import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, SampleOutput, SamplingParams
 from radixrt.sampling.choices import Scored, check_choices, decide, method_of
 from radixrt.server.config import ServerConfig
+from radixrt.server.dialects import substring_of
 from radixrt.server.errors import Failure, RequestFailed, UnknownField, failure_of
 from radixrt.server.limits import Gate, check_fields, read_object
 from radixrt.server.openai_requests import CHARS_PER_TOKEN
@@ -58,7 +59,7 @@ _RENAMED = {
     "no_stop_trim": "include_stop",
     "sampling_seed": "seed",
 }
-_CONSTRAINTS = ("json_schema", "regex", "ebnf", "constraint")
+_CONSTRAINTS = ("json_schema", "regex", "ebnf", "substring", "constraint")
 _PLAIN = tuple(
     name for name in SamplingParams.__dataclass_fields__ if name not in ("constraint", "logprobs", "prompt_logprobs")
 )
@@ -505,6 +506,8 @@ def _constraint(name: str, value: Any) -> Constraint:
         if not isinstance(value, (str, Mapping, bool)):
             raise InvalidRequest("json_schema", f"={shown(value)}: must be a JSON Schema, as an object or as text")
         return Constraint.json_schema(value)
+    if name == "substring":
+        return substring_of(value)
     if not isinstance(value, str):
         raise InvalidRequest(name, f"={shown(value)}: must be a string")
     return Constraint.regex(value) if name == "regex" else Constraint.grammar(value, "ebnf")

@@ -25,6 +25,17 @@ _BIAS: dict[str, Any] = {
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
 }
 _SCHEMA: dict[str, Any] = {"type": ["object", "string", "boolean"]}
+_SUBSTRING: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": _TEXT,
+        "unit": {"enum": ["words", "characters"]},
+        "max_length": {"type": "integer", "minimum": 1},
+        "empty": _FLAG,
+    },
+    "required": ["text"],
+    "additionalProperties": False,
+}
 
 
 def _number(low: float, high: float) -> dict[str, Any]:
@@ -68,6 +79,7 @@ _TYPES: dict[str, dict[str, Any]] = {
     "choice": _TEXTS,
     "choices": _TEXTS,
     "guided_choice": _TEXTS,
+    "substring": {"oneOf": [_TEXT, _SUBSTRING]},
     "tokens": _IDS,
     "nodes": {"type": "array", "items": _OBJECT},
     "version": {"const": 1},

@@ -27,6 +27,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("wrong.json").write_text('{"type": "objct"}')
     Path("empty.json").write_text('{"type": "integer", "minimum": 3, "maximum": 2}')
     Path("latin.json").write_bytes(b'{"const": "\xff"}')
+    Path("blank.txt").write_text(" \n")
     Path("broken.lark").write_text("start: nothing")
 
 
@@ -41,6 +42,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *((["--grammar", f"g.{name}"], Constraint.grammar(text, name)) for name, text in GRAMMARS.items()),  # type: ignore[arg-type]
         (["--grammar", "lark.txt"], Constraint.grammar(GRAMMARS["lark"])),
         (["--grammar", "gbnf.txt", "--grammar-syntax", "gbnf"], Constraint.grammar(GRAMMARS["gbnf"], "gbnf")),
+        (["--substring", "gbnf.txt"], Constraint.substring(GRAMMARS["gbnf"])),
         (["--constraint", '{"type": "literal", "text": "hi"}'], Constraint.literal("hi")),
     ],
 )
@@ -74,6 +76,8 @@ def test_a_conversation_takes_one_too(cli: Any) -> None:
         (["--json-schema", "empty.json"], "--json-schema='empty.json': accepts nothing"),
         (["--json-schema", "latin.json"], "--json-schema='latin.json': is not UTF-8 (byte 11)"),
         (["--grammar", "broken.lark"], "--grammar='broken.lark': "),
+        (["--substring", "none.txt"], "--substring='none.txt': No such file or directory"),
+        (["--substring", "blank.txt"], "--substring='blank.txt': has nothing in it"),
         (["--grammar", "none.lark"], "--grammar='none.lark': No such file or directory"),
         (["--constraint", "{"], "--constraint: is not JSON: "),
         (["--constraint", "[]"], "--constraint: must be a JSON object, not list"),
@@ -107,6 +111,7 @@ def test_every_line_may_have_its_own(cli: Any) -> None:
         {"json_schema": json.dumps(SCHEMA)},
         {"regex": "a+"},
         {"choices": ["b", "a"]},
+        {"substring": "a b"},
         {},
         {"constraint": None},
         {"regex": None},
@@ -119,6 +124,7 @@ def test_every_line_may_have_its_own(cli: Any) -> None:
         Constraint.json_schema(SCHEMA),
         Constraint.regex("a+"),
         Constraint.choice(["b", "a"]),
+        Constraint.substring("a b"),
         Constraint.choice(["flag"]),
         None,
         None,
@@ -132,6 +138,7 @@ def test_every_line_may_have_its_own(cli: Any) -> None:
         ({"constraint": None, "regex": "a"}, "it has constraint and regex"),
         ({"regex": 3}, "regex: must be a string, not int"),
         ({"choices": []}, "choices=[]: must hold at least one string"),
+        ({"substring": ["a"]}, "substring: must be a string, not list"),
         ({"choices": "a,b"}, "choices: must be a list of strings, not str"),
         ({"choices": ["a", 1]}, "choice[1]: must be a string, not int"),
         ({"json_schema": 1}, "json_schema: must be"),

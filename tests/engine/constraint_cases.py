@@ -56,6 +56,10 @@ def nested(text: str) -> bool:
     return text == "(" * half + "x" + ")" * half
 
 
+PROSE = "It was the best of times, it was the worst of times; it was the age of wisdom.\nFee: 12.50, naïve."
+
+SPANS = [found.span() for found in regex.finditer(r"\w+|[^\w\s]", PROSE)]
+QUOTATIONS = {PROSE[first:end] for i, (first, _) in enumerate(SPANS) for _, end in SPANS[i:]}
 TAGGED = r"(?s)(?:(?!<f>).)*(?:<f>[0-9]{1,3}</f>(?:(?!<f>).)*)+"
 CASES: dict[str, tuple[Constraint, Check]] = {
     "number": by_regex(r"\d+(\.\d+)?"),
@@ -71,6 +75,12 @@ CASES: dict[str, tuple[Constraint, Check]] = {
     "object": (Constraint.json_object(), lambda text: isinstance(json.loads(text), dict)),
     "choice": (Constraint.choice(["foo", "foobar", "é", "no"]), lambda text: text in ("foo", "foobar", "é", "no")),
     "literal": (Constraint.literal("Exactly this, é."), lambda text: text == "Exactly this, é."),
+    "quotation": (Constraint.substring(PROSE), QUOTATIONS.__contains__),
+    "cut": (
+        Constraint.substring(PROSE, unit="characters", max_length=9),
+        lambda text: text in PROSE and 0 < len(text) < 10,
+    ),
+    "sign": (Constraint.substring("é漢 🙂"), lambda text: text in ("é", "漢", "é漢", "🙂", "漢 🙂", "é漢 🙂")),
     "nested": (Constraint.grammar('start: "(" start ")" | "x"'), nested),
     "sequence": (
         Constraint.sequence("Answer: ", Constraint.alternatives("yes", Constraint.regex("[0-9]{2}"))),

@@ -84,6 +84,7 @@ def test_no_output_at_all_where_that_is_valid(make_engine: Make) -> None:
         assert (output.text, output.error) == ("", None)
     assert engine.generate("x", SamplingParams(constraint=constraint, max_tokens=3, min_tokens=1))[0].text == "abc"
     assert engine.generate("x", SamplingParams(constraint=Constraint.literal("")))[0].text == ""
+    assert engine.generate("x", SamplingParams(constraint=Constraint.substring(" ", empty=True)))[0].text == ""
 
 
 def test_a_complete_output_ends_with_stop(make_engine: Make) -> None:

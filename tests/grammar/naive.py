@@ -10,6 +10,7 @@ import random
 from collections.abc import Mapping
 
 from radixrt.grammar import ir
+from radixrt.grammar.program import unpacked
 
 
 def accepts(grammar: ir.Grammar, text: str | bytes) -> bool:
@@ -54,6 +55,8 @@ def accepts(grammar: ir.Grammar, text: str | bytes) -> bool:
                     if state in accepting:
                         found.add(place + 1)
                 return frozenset(found)
+            case ir.PackedDfa():
+                return ends(unpacked(expr), at)
         raise AssertionError(f"no rule for {expr}")
 
     return len(data) in ends(ir.Ref(grammar.start), 0)
@@ -146,6 +149,8 @@ def sample(grammar: ir.Grammar, rng: random.Random, steps: int = 60) -> bytes:
                     low, high, state = rng.choice(usable) if left > 0 else min(usable, key=lambda e: shortest[e[2]])
                     out.append(rng.randint(low, high))
                 return bytes(out)
+            case ir.PackedDfa():
+                return draw(unpacked(expr))
         raise AssertionError(f"no rule for {expr}")
 
     return draw(ir.Ref(grammar.start))

@@ -33,6 +33,8 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 KINDS: list[tuple[Constraint, list[str], list[str]]] = [
     (Constraint.regex(r"\d+(\.\d+)?"), ["1", "1.5"], ["1.", "", "x1"]),
     (Constraint.literal("a.b"), ["a.b"], ["axb", ""]),
+    (Constraint.substring("the cat, the dog"), ["the", "cat, the", "dog"], ["", "he", "the cat dog", "cat "]),
+    (Constraint.substring("ab", unit="characters", max_length=1, empty=True), ["", "a", "b"], ["ab", "ba"]),
     (Constraint.choice(["yes", "no", "yes", "not"]), ["yes", "no", "not"], ["ye", "noo", ""]),
     (Constraint.json_schema(SCHEMA), ['{"a":1}'], ['{"a":"1"}', "{}", "1", '{"a": 1}']),
     (Constraint.json_schema(SCHEMA, whitespace="flexible"), ['{"a":1}', '{"a": 1}'], ['{"a":"1"}']),

@@ -262,6 +262,36 @@ def test_the_default_vocabulary(start: ir.Expr) -> None:
             assert native.accept(token) and reference.accept(token)
 
 
+_ANY, _TEXT = ir.byte_range(0, 255), ["a", "aé", "é", "éa", "€", "𝄞"]
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (ir.Seq((_ANY, ir.JsonChars())), ["a", "aé"]),
+        (ir.Seq((_ANY, ir.JsonChars(2, 9))), ["a", "aé"]),
+        (ir.Seq((_ANY, text_but(b"ab"))), ["a", "aé"]),
+        (ir.Seq((_ANY, _ANY, ir.JsonChars())), ["a", "é", "éa"]),
+        (ir.Seq((_ANY, _ANY, _ANY, ir.JsonChars())), ["a", "aé", "é", "éa", "€"]),
+        (ir.Seq((ir.Repeat(_ANY, 0, 3), ir.JsonChars())), _TEXT),
+        (ir.Seq((ir.Bytes(b"\xc3"), ir.JsonChars())), []),
+        (ir.Seq((ir.Bytes(b"\xf0\x9d"), text_but(b"ab"))), []),
+        (ir.Alt((ir.Seq((_ANY, ir.JsonChars(3, 3))), literal("é"))), ["a", "aé", "é"]),
+        (ir.Seq((_ANY, ir.Repeat(_ANY, 0, None))), _TEXT),
+    ],
+)
+def test_any_text_behind_half_a_character_is_not_its_other_half(
+    engine: Any, start: ir.Expr, expected: list[str]
+) -> None:
+    vocabulary = Vocabulary.of([*BYTES.spelled[:256], b"<end>", *(text.encode() for text in _TEXT[1:])], [256])
+    matcher = compile_grammar(ir.Grammar({"start": start}), None, vocabulary=vocabulary, engine=engine).matcher()
+    for remaining in (None, 9):
+        allowed = row(matcher, remaining)
+        assert [text for text in _TEXT if vocabulary.spelled.index(text.encode()) in allowed] == expected
+        assert all(matcher.copy().accept(token) for token in allowed)
+
+
 def test_one_call_fills_many_rows() -> None:
     constraints = [
         compile_grammar(ir.Grammar({"start": literal(text)}), None, vocabulary=BYTES) for text in ("ab", "cd")

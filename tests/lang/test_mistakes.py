@@ -79,6 +79,10 @@ def _two_constraints(s: Any) -> None:
     s += gen("a", regex="a", type=int)
 
 
+def _quoted_from_nothing(s: Any) -> None:
+    s += gen("a", substring=" ")
+
+
 def _no_choices(s: Any) -> None:
     s += select("a", [])
 
@@ -127,6 +131,7 @@ def _nothing_to_vote(s: Any) -> None:
         (_negative, UsageError, r"max_tokens.*-3"),
         (_misspelt, UsageError, "temprature: no such parameter; did you mean 'temperature'"),
         (_two_constraints, UsageError, "regex and type cannot both"),
+        (_quoted_from_nothing, UsageError, "substring: has nothing in it"),
         (_no_choices, UsageError, "at least one text"),
         (_text_as_choices, UsageError, "must be a list of texts"),
         (_equal_choices, UsageError, "'x' twice"),

@@ -151,6 +151,8 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "intege
     [
         (Constraint.choice(["yes", "no"]), ["yes", "no"], ["", "Yes", "yes "]),
         (Constraint.literal("x"), ["x"], ["xx"]),
+        (Constraint.substring("a cat"), ["a", "a cat"], ["", "dog"]),
+        (Constraint.substring("a cat", empty=True), ["", "cat"], ["cats"]),
         (Constraint.regex(r"\d{2}(a|b)?"), ["12", "12b"], ["1", "12c", " 12"]),
         (Constraint.json_object(), ["{}", '{ "a": 1 }'], ["[]", "{", ""]),
         (Constraint.json_schema(SCHEMA), ['{"a": 1}'], ['{"a": "1"}', "{}", "{'a': 1}", ""]),
@@ -189,6 +191,9 @@ def test_json_is_judged_as_jsonschema_does(value: Any) -> None:
         (Constraint.sequence("x", Constraint.choice(["yes", "no"])), "xyes"),
         (Constraint.alternatives(Constraint.regex("a"), "b"), "b"),
         (Constraint.json_object(), "{}"),
+        (Constraint.substring(" a cat\n"), "a cat"),
+        (Constraint.substring("a cat", max_length=1), None),
+        (Constraint.substring("a cat", unit="characters", max_length=3), "a c"),
         (Constraint.regex("a+"), None),
         (Constraint.sequence("x", Constraint.regex("a+")), None),
         (Constraint.json_schema(SCHEMA), None),

@@ -155,6 +155,7 @@ CONSTRAINTS: dict[str, tuple[Constraint, str]] = {
     "regex": (Constraint.regex("a+"), "aa"),
     "choice": (Constraint.choice(["x.y", "z"]), "x.y"),
     "literal": (Constraint.literal("(z)"), "(z)"),
+    "substring": (Constraint.substring("(z)"), "z"),
     "grammar": (Constraint.grammar('root ::= "a"', "ebnf"), "a"),
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x_y", "schema": SCHEMA, "strict": True}}

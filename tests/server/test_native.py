@@ -88,7 +88,12 @@ async def test_generate_gives_the_engines_tokens(local_client: Any) -> None:
             raw = await (await client.post("/generate", json={**body, **more})).text()
             data = json.loads(raw.split("\n\n")[-3][6:] if "stream" in more else raw)
             assert data["output_ids"] == answer["output_ids"] and data["meta_info"]["cached_tokens"] > 0
-        for constraint in ({"regex": "[ab]{3}"}, {"json_schema": {"const": "abc"}}, {"ebnf": 'root ::= "ab" "c"'}):
+        for constraint in (
+            {"regex": "[ab]{3}"},
+            {"json_schema": {"const": "abc"}},
+            {"ebnf": 'root ::= "ab" "c"'},
+            {"substring": "abc"},
+        ):
             answer = await (await client.post("/generate", json={"text": "x", "sampling_params": constraint})).json()
             assert re.fullmatch('[ab]{3}|"abc"|abc', answer["text"])
         refused = await client.post("/generate", json={"text": "x", "sampling_params": {"regex": "("}})

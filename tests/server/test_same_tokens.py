@@ -30,6 +30,10 @@ CONSTRAINTS: dict[str, tuple[dict[str, Any], Constraint | None]] = {
     "regex": ({"regex": "[a-f]{2,5}(-[0-9]{2})?"}, Constraint.regex("[a-f]{2,5}(-[0-9]{2})?")),
     "schema": ({"json_schema": SCHEMA}, Constraint.json_schema(SCHEMA)),
     "ebnf": ({"ebnf": EBNF}, Constraint.grammar(EBNF, "ebnf")),
+    "substring": (
+        {"substring": {"text": "red and green, reddish", "max_length": 3}},
+        Constraint.substring("red and green, reddish", max_length=3),
+    ),
     "choice": (
         {"constraint": {"type": "choice", "choices": ["red", "green", "reddish"]}},
         Constraint.choice(["red", "green", "reddish"]),
@@ -59,6 +63,7 @@ def constrained(s: Any, temperature: float, seed: int | None) -> None:
     s += "\nJSON: " + gen("json", 60, json_schema=SCHEMA, **sampling)
     s += "\nItems: " + gen("ebnf", 20, grammar=EBNF, grammar_syntax="ebnf", **sampling)
     s += "\nOne of: " + gen("choice", 8, constraint=Constraint.choice(["red", "green"]), **sampling)
+    s += "\nQuote: " + gen("quote", 12, substring="Name the items: one of red, green.", **sampling)
     s += "\nFree: " + gen("free", 6, ignore_eos=True, **sampling)
 
 

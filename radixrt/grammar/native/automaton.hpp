@@ -180,6 +180,12 @@ class Automaton : public Configurations {
         if (known < 0) known = free_text(n, worst);
         return known && free_text(n, worst);
     }
+    // Whether all text below a node of the trie of text may come. What follows inside a character is not itself text: a place
+    // that takes any text need not take that, where a lone byte led to it.
+    bool free_below(const Trie& text, i32 i, i32 to, u64& worst) {
+        bool inside = i + 1 < text.end[i] && (text.byte[i + 1] & 0xC0) == 0x80;
+        return !inside && known_free(to, worst);
+    }
 
     // How long text may be that comes next, where only JSON strings take text and one character does as well as another; -1:
     // not so. steps: where each length leads.
@@ -292,11 +298,11 @@ class Automaton : public Configurations {
             i32 to = next(n, uint8_t(b));
             i32 tokens = trie.first[trie.end[i]] - trie.first[i];
             if (to == DEAD) dead += tokens;
-            else if (known_free(to, out.worst)) free += tokens;
+            else if (free_below(trie, i, to, out.worst)) free += tokens;
         }
         if (free <= dead) {
             walk_trie(trie, n, take, [&](i32 i, i32 to) {
-                if (!known_free(to, out.worst)) return true;
+                if (!free_below(trie, i, to, out.worst)) return true;
                 for (i32 k = trie.first[i + 1 < trie.end[i] ? i + 1 : trie.end[i]]; k < trie.first[trie.end[i]]; k++)
                     bits[trie.order[k] >> 5] |= 1u << (trie.order[k] & 31);
                 return false;
@@ -308,7 +314,7 @@ class Automaton : public Configurations {
             if (nodes_[to].cost < NEVER) out.worst = std::max(out.worst, nodes_[to].cost);
             else for (; token >= 0; token = v_->twin[token]) bits[token >> 5] &= ~(1u << (token & 31));
         };
-        walk_trie(trie, n, judge, [&](i32, i32 to) { return !known_free(to, out.worst); }, [&](i32 i) {
+        walk_trie(trie, n, judge, [&](i32 i, i32 to) { return !free_below(trie, i, to, out.worst); }, [&](i32 i) {
             for (i32 k = trie.first[i]; k < trie.first[trie.end[i]]; k++) bits[trie.order[k] >> 5] &= ~(1u << (trie.order[k] & 31));
         });
     }

@@ -5,6 +5,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstring>
 #include <map>
 #include <string>
 #include <unordered_map>
@@ -16,12 +17,12 @@ namespace radixrt {
 
 class Flattener {
   public:
-    // types: Bytes, ByteSet, Seq, Alt, Repeat, Ref, Dfa, JsonChars.
+    // types: Bytes, ByteSet, Seq, Alt, Repeat, Ref, Dfa, JsonChars, PackedDfa.
     Flattener(PyObject* rules, PyObject* types, i32 max_nodes, i32 max_depth, size_t max_bytes)
         : rules_(rules), max_nodes_(max_nodes), max_depth_(max_depth), max_bytes_(max_bytes) {
-        for (int i = 0; i < 8; i++) types_[i] = PyTuple_GET_ITEM(types, i);
-        const char* names[] = {"value", "bits", "items", "item", "low", "high", "name", "edges", "accepting"};
-        for (int i = 0; i < 9; i++) names_[i] = PyUnicode_InternFromString(names[i]);
+        for (int i = 0; i < 9; i++) types_[i] = PyTuple_GET_ITEM(types, i);
+        const char* names[] = {"value", "bits", "items", "item", "low", "high", "name", "edges", "accepting", "states", "words"};
+        for (int i = 0; i < 11; i++) names_[i] = PyUnicode_InternFromString(names[i]);
         numbers_ = PyDict_New();
     }
     ~Flattener() {
@@ -46,7 +47,7 @@ class Flattener {
     std::vector<PyObject*> pending_;  // the rules' names, by number
 
   private:
-    enum Name { VALUE, BITS, ITEMS, ITEM, LOW, HIGH, NAME, EDGES, ACCEPTING };
+    enum Name { VALUE, BITS, ITEMS, ITEM, LOW, HIGH, NAME, EDGES, ACCEPTING, STATES, WORDS };
 
     PyObject* get(PyObject* object, Name name) {  // alive until the end
         PyObject* value = PyObject_GetAttr(object, names_[name]);
@@ -138,6 +139,7 @@ class Flattener {
             return rule < 0 ? -1 : node(Op::REF, rule, 0, nullptr, 0, 0);
         }
         if (type == types_[6]) return dfa(expr);
+        if (type == types_[8]) return packed(expr);
         if (type != types_[7]) return -1;
         i32 low, high;
         if (!counts(expr, low, high)) return -1;
@@ -181,6 +183,27 @@ class Flattener {
             }
         }
         return node(Op::DFA, i32(states), 0, words.data(), words.size(), 0);
+    }
+
+    i32 packed(PyObject* expr) {
+        PyObject *states = get(expr, STATES), *words = states ? get(expr, WORDS) : nullptr;
+        if (!words || !PyLong_CheckExact(states) || !PyBytes_CheckExact(words) || PyBytes_GET_SIZE(words) % 4) return -1;
+        long count = PyLong_AsLong(states);
+        if (count < 1 || count > (1 << 30)) return -1;
+        std::vector<i32> all(size_t(PyBytes_GET_SIZE(words)) / 4);
+        std::memcpy(all.data(), PyBytes_AS_STRING(words), all.size() * 4);
+        size_t i = 0;
+        for (long s = 0; s < count; s++) {
+            if (i + 2 > all.size()) return -1;
+            i32 edges = all[i + 1], last = -1;
+            i += 2;
+            if (edges < 0 || size_t(edges) > (all.size() - i) / 3) return -1;
+            for (i32 e = 0; e < edges; e++, i += 3) {
+                if (!(last < all[i] && all[i] <= all[i + 1] && all[i + 1] < 256) || all[i + 2] < 0 || all[i + 2] >= count) return -1;
+                last = all[i + 1];
+            }
+        }
+        return i == all.size() ? node(Op::DFA, i32(count), 0, all.data(), all.size(), 0) : -1;
     }
 
     // Inner expressions first, on a stack of our own.
@@ -325,8 +348,8 @@ class Flattener {
 
     using i64 = int64_t;
     PyObject* rules_;
-    PyObject* types_[8];
-    PyObject* names_[9] = {};
+    PyObject* types_[9];
+    PyObject* names_[11] = {};
     PyObject* numbers_;
     i32 max_nodes_, max_depth_;
     size_t max_bytes_;

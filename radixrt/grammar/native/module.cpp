@@ -2,6 +2,7 @@
 #include "flatten.hpp"
 #include "objects.hpp"
 #include "regular.hpp"
+#include "substring.hpp"
 
 namespace radixrt {
 namespace {
@@ -159,7 +160,7 @@ PyObject* flatten(PyObject*, PyObject* args) {
     Py_ssize_t max_bytes;
     if (!PyArg_ParseTuple(args, "O!UO!iin", &PyDict_Type, &rules, &start, &PyTuple_Type, &types, &max_nodes, &max_depth, &max_bytes))
         return nullptr;
-    if (PyTuple_GET_SIZE(types) != 8) return PyErr_Format(PyExc_ValueError, "types: must be the 8 kinds of expressions");
+    if (PyTuple_GET_SIZE(types) != 9) return PyErr_Format(PyExc_ValueError, "types: must be the 9 kinds of expressions");
     Flattener made(rules, types, max_nodes, max_depth, size_t(max_bytes));
     bool good = false;
     if (!guarded(false, [&] { good = made.run(start); })) return nullptr;
@@ -517,6 +518,7 @@ PyMethodDef module_methods[] = {{"fill_masks", fill_masks, METH_VARARGS, nullptr
                                 {"minimize", regular_minimize, METH_VARARGS, nullptr},
                                 {"product", regular_product, METH_VARARGS, nullptr},
                                 {"spell", regular_spell, METH_VARARGS, nullptr},
+                                {"substrings", substrings, METH_VARARGS, nullptr},
                                 {}};
 
 PyType_Slot vocabulary_slots[] = {{Py_tp_new, reinterpret_cast<void*>(vocabulary_new)},
