@@ -19,6 +19,7 @@ _MOST_DRAFTS = 64  # a sequence's share of one step
 BACKENDS = ("auto", "native", "reference")
 KERNELS = ("auto", "native", "torch")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = (*DTYPES, "int8")
 
 
 def _setting(default: Any, help: str, **extra: Any) -> Any:
@@ -62,8 +63,9 @@ class EngineConfig:
     )
     kv_dtype: str = _setting(
         "auto",
-        "dtype of cached keys and values; auto: float16 with native kernels, else the computation dtype",
-        choices=DTYPES,
+        "dtype of cached keys and values; auto: float16 with native kernels, else the computation dtype; "
+        "int8: a scale for each token and head, nearly twice the tokens of float16 (native kernels only)",
+        choices=KV_DTYPES,
     )
     kernels: str = _setting(
         "auto",
@@ -132,7 +134,7 @@ class EngineConfig:
         for name, valid in (
             ("schedule_policy", POLICIES),
             ("dtype", DTYPES),
-            ("kv_dtype", DTYPES),
+            ("kv_dtype", KV_DTYPES),
             ("kernels", KERNELS),
             ("grammar_backend", BACKENDS),
         ):

@@ -19,6 +19,7 @@ class KVStore:
 
     Attributes:
         k, v: one tensor a layer, ``[slots, kv_heads, head_dim]``, or ``[kv_heads, slots, head_dim]`` with ``by_head``, in ``kv_dtype``.
+            With int8 the codes of a head are followed by the bytes of the float32 each of them is multiplied with.
         hidden: ``[slots, hidden_size]`` after the final norm, in the computation dtype.
     """
 
@@ -33,7 +34,7 @@ class KVStore:
         by_head: bool = False,
     ) -> None:
         outer = (config.num_kv_heads, slots) if by_head else (slots, config.num_kv_heads)
-        shape = (*outer, config.head_dim)
+        shape = (*outer, config.head_dim + _scale_bytes(kv_dtype))
         if by_head:
             both = (2 * config.num_layers, *shape)
             memory = torch.frombuffer(reserve(math.prod(both) * kv_dtype.itemsize), dtype=kv_dtype).view(both)
@@ -46,4 +47,9 @@ class KVStore:
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
     """Bytes that one token takes in a ``KVStore``."""
-    return 2 * config.num_layers * config.kv_size * kv_dtype.itemsize + config.hidden_size * dtype.itemsize
+    head = config.head_dim * kv_dtype.itemsize + _scale_bytes(kv_dtype)
+    return 2 * config.num_layers * config.num_kv_heads * head + config.hidden_size * dtype.itemsize
+
+
+def _scale_bytes(kv_dtype: torch.dtype) -> int:
+    return 4 if kv_dtype is torch.int8 else 0

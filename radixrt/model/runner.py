@@ -29,6 +29,7 @@ from radixrt.sampling.wishes import wishes_of
 log = logging.getLogger("radixrt")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KV_DTYPES = {**_DTYPES, "int8": torch.int8}
 _DEFAULT_POOL_LIMIT = 262144
 
 
@@ -80,6 +81,10 @@ class ModelRunner:
         used = use_threads(1 if runs_native else threads)
         threads = threads if runs_native else used
         kv_dtype = self._dtype(config.kv_dtype, torch.float16 if runs_native else dtype)
+        if kv_dtype is torch.int8 and not runs_native:
+            raise InvalidRequest(
+                "kv_dtype", "=int8: only the native CPU kernels compute with it, and they do not run here"
+            )
         per_token = bytes_per_token(model, dtype, kv_dtype)
         most = longest_context(model)
         if config.max_model_len is not None and config.max_model_len > most:
@@ -195,7 +200,7 @@ class ModelRunner:
 
     @staticmethod
     def _dtype(name: str, default: torch.dtype) -> torch.dtype:
-        return default if name == "auto" else _DTYPES[name]
+        return default if name == "auto" else _KV_DTYPES[name]
 
     @staticmethod
     def _own_dtype(model: ModelConfig) -> torch.dtype:

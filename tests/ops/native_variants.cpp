@@ -196,12 +196,12 @@ void rows(Check& check) {
             kernels.rope(head.data(), y.data(), x.data(), n);
             return head;
         });
-        for (const KV kind : {KV::kF32, KV::kF16, KV::kBF16}) {
+        for (const KV kind : {KV::kF32, KV::kF16, KV::kBF16, KV::kI8}) {
             Floats from = x;
             from[0] = 65519, from[1] = 65520, from[2] = 3e-6f, from[3] = -2e-8f, from[4] = 1 + 1.f / 2048;
-            from[5] = NAN, from[6] = -INFINITY;
-            check.same("store_kv", size_t(2 * n), [&](const Kernels& kernels) {
-                std::vector<uint16_t> to(size_t(2 * n), 9);
+            if (kind != KV::kI8) from[5] = NAN, from[6] = -INFINITY;
+            check.same("store_kv", size_t(2 * n) + 2, [&](const Kernels& kernels) {
+                std::vector<uint16_t> to(size_t(2 * n) + 2, 9);
                 kernels.store_kv(from.data(), n, kind, to.data());
                 return to;
             });
@@ -213,17 +213,16 @@ void attention(Check& check, const Kernels& of) {
     Random random;
     constexpr int slots = 300, stride_heads = 2, count = 7;
     for (const int dim : {64, 40})
-        for (const KV kind : {KV::kF32, KV::kF16, KV::kBF16}) {
+        for (const KV kind : {KV::kF32, KV::kF16, KV::kBF16, KV::kI8}) {
             const size_t part = Attention::part_floats(dim);
-            std::vector<char> keys(size_t(slots * stride_heads * dim) * 4), values(keys.size());
-            for (std::vector<char>* to : {&keys, &values}) {
-                const Floats from = random.floats(size_t(slots * stride_heads * dim), 2);
-                kernels_by_name("portable")->store_kv(from.data(), int(from.size()), kind, to->data());
-            }
+            std::vector<char> keys(size_t(slots * stride_heads) * kv_bytes(kind, dim)), values(keys.size());
+            for (std::vector<char>* to : {&keys, &values})
+                for (size_t row = 0; row < size_t(slots * stride_heads); row++)
+                    kernels_by_name("portable")->store_kv(random.floats(size_t(dim), 2).data(), dim, kind, &(*to)[row * kv_bytes(kind, dim)]);
             std::vector<int32_t> slot(256);
             for (auto& s : slot) s = int32_t(random.bits() % slots);
             const Floats q = random.floats(size_t(count * dim), 2);
-            const KVHead head{keys.data(), values.data(), size_t(stride_heads * dim), dim, kind};
+            const KVHead head{keys.data(), values.data(), stride_heads * kv_elements(kind, dim), dim, kind};
             const int32_t from[count] = {0, 0, 5, 130, 70, 31, 0}, to[count] = {256, 128, 150, 243, 71, 200, 1};
             // query i of `only`, or all
             const auto attend = [&](const Kernels& kernels, int begin, int end, int only) {
@@ -232,8 +231,11 @@ void attention(Check& check, const Kernels& of) {
                 float* into[count];
                 for (int i = 0; i < count; i++) queries[i] = &q[size_t(i * dim)], into[i] = &parts[size_t(i) * part];
                 const int first = only < 0 ? 0 : only;
-                kernels.attend(head, &slot[size_t(begin)], begin, end, queries + first, from + first, to + first, only < 0 ? count : 1,
-                               0.125f, into + first, scratch.data());
+                const int some = only < 0 ? count : 1, middle = (begin + end) / 2;
+                const Piece pieces[] = {{begin, middle, &slot[size_t(begin)], 0, some}, {middle, end, &slot[size_t(middle)], 0, some}};
+                int32_t low[count], high[count];
+                for (int i = 0; i < count; i++) low[i] = std::max(from[i], begin), high[i] = std::min(to[i], end);
+                kernels.attend(head, pieces, 2, queries + first, low + first, high + first, some, 0.125f, into + first, scratch.data());
                 return only < 0 ? parts : Floats(into[only], into[only] + part);
             };
             const auto done = [&](const Kernels& kernels) {

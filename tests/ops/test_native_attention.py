@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 native = pytest.importorskip("radixrt.ops._native", reason="the native kernels are not built")
 
-KINDS = {0: torch.float32, 1: torch.float16, 2: torch.bfloat16}
+KINDS = {0: torch.float32, 1: torch.float16, 2: torch.bfloat16, 3: torch.int8}
 
 
 VARIANTS = native.variants()
@@ -25,7 +25,7 @@ class Batch:
     """Sequences with queries at their last positions, over caches of which the sequences may share slots."""
 
     q: torch.Tensor  # [T, heads, dim]
-    k: torch.Tensor  # [slots, kv_heads, dim]
+    k: torch.Tensor  # [slots, kv_heads, dim], int8: dim + 4, the last ones the bytes of a scale
     v: torch.Tensor
     q_lens: tuple[int, ...]
     slots: tuple[tuple[int, ...], ...]  # of each sequence
@@ -39,15 +39,28 @@ class Batch:
         return replace(self, q=q, q_lens=(len(q),), slots=(self.slots[sequence][:kept],))
 
 
+def quantized(x: torch.Tensor) -> torch.Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    codes = (x / torch.where(scale > 0, scale, 1)).round().nan_to_num().to(torch.int8)
+    return torch.cat([codes, scale.contiguous().view(torch.int8)], -1)
+
+
+def numbers(cache: torch.Tensor) -> torch.Tensor:
+    """What a cache holds, in float64."""
+    if cache.dtype is not torch.int8:
+        return cache.double()
+    return (
+        cache[..., :-4].double()
+        * cache[..., -4:].clone(memory_format=torch.contiguous_format).view(torch.float32).double()
+    )
+
+
 def run(
     batch: Batch, variant: str, *, threads: int = 1, share: bool = True, seed: int = 0, most_parts: int = 1 << 24
 ) -> torch.Tensor:
     out = torch.full_like(batch.q, float("nan"))
     kind = next(kind for kind, dtype in KINDS.items() if dtype is batch.k.dtype)
-    k, v = (
-        cache.transpose(0, 1).contiguous().view(torch.int32 if kind == 0 else torch.int16).numpy()
-        for cache in (batch.k, batch.v)
-    )
+    k, v = (cache.transpose(0, 1).contiguous().view(torch.int8).numpy() for cache in (batch.k, batch.v))
     native.attention(
         variant,
         batch.q.contiguous().numpy(),
@@ -77,7 +90,7 @@ def expected(batch: Batch) -> torch.Tensor:
     for count, slots in zip(batch.q_lens, batch.slots):
         q = batch.q[row : row + count].double().transpose(0, 1)
         row += count
-        k, v = (cache[list(slots)].double().transpose(0, 1) for cache in (batch.k, batch.v))
+        k, v = (numbers(cache[list(slots)]).transpose(0, 1) for cache in (batch.k, batch.v))
         position = torch.arange(len(slots) - count, len(slots))[:, None]
         key = torch.arange(len(slots))[None, :]
         seen = key <= position
@@ -111,7 +124,8 @@ def make(
     free = sorted(set(range(count)) - set(itertools.chain(*slots)))
     k[free], v[free] = float("nan"), float("nan")
     q = torch.randn(sum(q_lens), heads, dim, generator=g) * spread
-    return Batch(q, k.to(KINDS[kind]), v.to(KINDS[kind]), q_lens, slots, window)
+    stored = [quantized(x) if kind == 3 else x.to(KINDS[kind]) for x in (k, v)]
+    return Batch(q, *stored, q_lens, slots, window)
 
 
 def line(first: int, length: int) -> tuple[int, ...]:
@@ -128,9 +142,9 @@ def batches(draw: st.DrawFn) -> Batch:
         prefix: tuple[int, ...] = ()
         if sequences and draw(st.booleans()):
             parent = draw(st.sampled_from(sequences))
-            prefix = parent[: draw(st.sampled_from([0, 1, 100, 128, 129, 256, 300, len(parent)]))]
+            prefix = parent[: draw(st.sampled_from([0, 1, 70, 100, 128, 129, 240, 256, 300, len(parent)]))]
         q_len = draw(st.sampled_from([1, 1, 1, 2, 8, 16, 17, 49, 130]))
-        own = max(draw(st.sampled_from([0, 1, 30, 127, 128, 200, 500])), q_len - len(prefix), 1 - len(prefix))
+        own = max(draw(st.sampled_from([0, 1, 9, 30, 127, 128, 200, 500])), q_len - len(prefix), 1 - len(prefix))
         sequences.append(prefix + tuple(order.pop() for _ in range(own)))
         q_lens.append(q_len)
     kv_heads, share = draw(st.sampled_from([(1, 1), (2, 3), (3, 1), (1, 8), (2, 4)]))
@@ -141,7 +155,7 @@ def batches(draw: st.DrawFn) -> Batch:
         kv_heads=kv_heads,
         dim=draw(st.sampled_from([8, 16, 24, 32, 64, 80, 96, 128])),
         window=draw(st.sampled_from([0, 0, 1, 5, 64, 128, 150])),
-        kind=draw(st.sampled_from([0, 1, 2])),
+        kind=draw(st.sampled_from([0, 1, 2, 3])),
         seed=draw(st.integers(0, 99)),
         spread=draw(st.sampled_from([0.01, 1.0, 6.0])),
     )
@@ -173,7 +187,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(variant: str, batch: Batc
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("window", [0, 1, 100, 300])
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, 1, 2, 3])
 def test_long_sequences_have_the_same_bits_alone(variant: str, window: int, kind: int) -> None:
     """Many spans, windows that begin anywhere in them; one that takes its spans in order beside one whose parts are merged."""
     slots = (line(0, 700), line(0, 650), line(0, 520) + line(800, 41), line(0, 300) + line(900, 330))
@@ -196,20 +210,57 @@ def test_shapes(variant: str, dim: int, heads: int, kv_heads: int) -> None:
     assert same_bits(whole[3:4], run(batch.alone(1, slice(2, 3)), variant))
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dim", [2, 16, 40, 64])
+def test_int8_is_stored_with_a_scale(variant: str, dim: int) -> None:
+    for x in (torch.randn(dim) * 9, torch.linspace(-3, 1, dim), torch.zeros(dim)):
+        stored = torch.frombuffer(native.store_kv(variant, x.numpy(), 3), dtype=torch.int8)
+        scale = stored[dim:].clone().view(torch.float32)
+        torch.testing.assert_close(scale, x.abs().amax()[None] / 127)
+        assert ((x - stored[:dim] * scale).abs() <= scale * 0.5001).all()
+    for wrong in (float("nan"), float("inf")):
+        x[dim // 2] = wrong
+        assert numbers(torch.frombuffer(native.store_kv(variant, x.numpy(), 3), dtype=torch.int8)).isnan().all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", [0, 1, 3])
+def test_a_branch_within_a_span_has_the_same_bits(variant: str, kind: int) -> None:
+    """Pieces that end anywhere in vectors of positions, and branches of branches."""
+    base = line(0, 200)
+    slots = [
+        base[:cut] + line(300 + 100 * i, own) for i, (cut, own) in enumerate([(200, 9), (200, 1), (197, 20), (180, 40)])
+    ]
+    slots += [base, base[:199] + line(800, 57), base[:110] + line(900, 30), line(1000, 150)]
+    batch = make((1, 2, 1, 1, 1, 3, 1, 1), tuple(slots), dim=24, kind=kind)
+    whole = run(batch, variant)
+    torch.testing.assert_close(whole, expected(batch), rtol=2e-5, atol=1e-5)
+    assert same_bits(whole, run(batch, variant, share=False))
+    assert same_bits(whole, run(batch, variant, most_parts=0))
+    for sequence in range(len(slots)):
+        row = sum(batch.q_lens[: sequence + 1]) - 1
+        last = batch.q_lens[sequence]
+        assert same_bits(whole[row : row + 1], run(batch.alone(sequence, slice(last - 1, last)), variant))
+
+
 def test_what_is_shared_is_read_once() -> None:
-    """By the number of units, each of which reads its span once: spans alike in several sequences, at any depth, are one."""
-    prefix, other = line(0, 384), line(1000, 256)
-    slots = (prefix + line(400, 10), prefix + line(500, 20), prefix[:256] + line(600, 128), other, other + line(700, 1))
-    batch = make((1, 1, 1, 1, 1), slots)
+    """By the number of pieces of KV, each of which is read once: what is alike in several sequences, at any depth, is one."""
+    prefix, other = line(0, 384), line(1000, 210)
+    slots = (
+        *(prefix + line(400, 10), prefix + line(500, 20), prefix[:256] + line(600, 128)),
+        *(other, other + line(700, 1), other[:190] + line(800, 20)),
+    )
+    batch = make((1,) * 6, slots)
     arguments = (np.array(batch.q_lens, np.int32), np.array([len(s) for s in slots], np.int32))
     flat = np.array(list(itertools.chain(*slots)), np.int32)
-    units = []
+    pieces = []
     for share in (True, False):
         k, v = batch.k.numpy(), batch.v.numpy()
         out = np.empty(batch.q.shape, np.float32)
         tail = (6, 2, 16, 0, 1.0, out, 1, share, 0, 1 << 24)
-        units.append(native.attention(VARIANTS[0], batch.q.numpy(), k, v, 0, *arguments, flat, *tail)[1])
-    assert units == [2 + 1 + 1 + 2 + 2 + 1, 4 + 4 + 3 + 2 + 3]
+        pieces.append(native.attention(VARIANTS[0], batch.q.numpy(), k, v, 0, *arguments, flat, *tail)[1])
+    # of `other` one span, then up to 190 for three, up to 210 for two, and what two have for themselves
+    assert pieces == [1 + 1 + 2 + 2 + 1 + 1 + 1 + 2, 4 + 4 + 3 + 2 + 2 + 2]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -245,7 +296,8 @@ def test_nan_stays_with_its_sequence(variant: str, where: str) -> None:
     "change, problem",
     [
         ({"variant": "sse9"}, "variant=sse9"),
-        ({"kind": 3}, "kind: must be 0"),
+        ({"kind": 4}, "kind: must be 0"),
+        ({"kind": 3, "k": b"\0" * 13}, "k: must be"),
         ({"kv_heads": 4}, "heads: must be a multiple of kv_heads"),
         ({"dim": 0}, "dim: must be 1"),
         ({"window": -1}, "window: must be"),

@@ -161,6 +161,36 @@ def test_a_row_is_the_same_bits_in_any_batch(variant: str, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
+def test_rows_in_batches_of_every_size_are_the_same_bits(kind: Type, variant: str) -> None:
+    packed = pack(kind, blocks(kind, 85, 256, 9), 256)  # 6 tiles, the last one not full
+    x = rows_of(19, 256, 10)
+    alone = np.concatenate([product(variant, packed, row[None]) for row in x])
+    for count in range(2, len(x) + 1):
+        for tiles in ((0, 6), (1, 6), (2, 5)):
+            outputs = slice(16 * tiles[0], min(85, 16 * tiles[1]))
+            got = product(variant, packed, x[-count:], tiles=tiles)
+            np.testing.assert_array_equal(got[:, outputs], alone[-count:, outputs])
+            assert not got[:, : outputs.start].any() and not got[:, outputs.stop :].any()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
+def test_the_largest_codes_of_either_sign_do_not_overflow(kind: Type, variant: str) -> None:
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    stored = np.repeat(np.array([0, 0x7F, 0x80, 0xFF], np.uint8), size * 512 // elements).reshape(4, -1, size)
+    for at in _HALVES[kind]:
+        stored[:, :, at : at + 2] = np.ones(1, np.float16).view(np.uint8)
+    stored = np.tile(stored.reshape(4, -1), (5, 1))  # in every part of a tile
+    x = np.ones((4, 512), np.float32)
+    x[1], x[2, ::2], x[3, 256:] = -1, -1, -1
+    weights = values(kind, stored).astype(np.float64)
+    size_of = np.abs(x) @ np.abs(weights).T
+    error = np.abs(product(variant, pack(kind, stored, 512), x) - x @ weights.T)
+    assert (error <= 3e-6 * size_of).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("k", [64, 1 << 17])
 def test_rows_beyond_a_cache_are_all_computed(variant: str, k: int) -> None:
     packed = pack(Type.Q8_0, blocks(Type.Q8_0, 17, k, 1), k)
@@ -280,7 +310,7 @@ def test_what_does_not_fit_is_refused() -> None:
         "weight: 64 items": lambda: native.rms_norm(variant, x[0], x.ravel(), 1e-5),
         "head: 128 items": lambda: native.rope(variant, x[0].copy(), x[0], x[0]),
         "up: 64 items": lambda: native.silu_mul(variant, x[0], x.ravel()),
-        "kind=3": lambda: native.store_kv(variant, x[0], 3),
+        "kind=4": lambda: native.store_kv(variant, x[0], 4),
         "items of 4 bytes": lambda: native.quantize(variant, x.astype(np.float64), 32),
         "too few": lambda: native.peaks(bytes(100)),
     }.items():

@@ -2,14 +2,14 @@
 //
 // Positions are cut into spans of 128, from 0. A row's result is its parts over the spans it sees, each computed from scratch and merged in
 // order: so it has the same bits however the work is cut, shared and ordered.
-//   few queries    (their sequence's fit into one block) an item is a run of units. A unit is a span whose keys and values are read
-//                  once for all rows of the batch that have the same slots there: what a prefix is shared by is seen in the slots. Parts
-//                  go to the arena; whoever computes the last part of a row merges them.
+//   few queries    (their sequence's fit into one block) an item is a run of units. A unit is a span of one sequence or of several that have
+//                  the same slots in at least half of it. It is made of pieces, each read once for all rows that have it: what a prefix is
+//                  shared by is seen in the slots. Parts go to the arena; whoever computes the last part of a row merges them.
 //   many queries   an item is a block of rows of one sequence, which takes the spans one after another and merges as it goes.
 //
-//   sequence 0   |--- span 0 ---|--- span 1 ---|--- span 2 |          units: A = span 0 of 0, 1, 2    C = span 2 of 0    E = span 2 of 1
-//   sequence 1   |--- same -----|--- same -----|- other -|                   B = span 1 of 0, 1       D = span 1 of 2
-//   sequence 2   |--- same -----|--- other -|
+//   sequence 0   |--- span 0 ---|--- span 1 ---|--- span 2 |          units: A = span 0 of 0, 1, 2     D = span 2 of 0
+//   sequence 1   |--- same -----|--- same --|oth|- other -|                  B = span 1 of 0, 1        E = span 2 of 1
+//   sequence 2   |--- same -----|--- other -|                                C = span 1 of 2           pieces of B: |--- 0, 1 --|0|, |1|
 //
 // What the constructor is given is only read, by the constructor and by run(), and must live as long.
 #pragma once
@@ -28,6 +28,7 @@ public:
     static constexpr int kQueries = 96;                            // queries that one call of a kernel has at most
     static constexpr size_t kMostParts = size_t(64) << 20;         // floats of the arena; sequences beyond it do as those with many queries
     static constexpr int kItemsPerThread = 8;                      // about, where there is so much to share out
+    static constexpr int kLeast = 16;                              // positions that sequences which part in a span must have in common there to share them
     static constexpr int kLoad = 8;                                // to read a key and a value is as much work as so many queries
 
     class Arena {  // the parts of one layer; kept by the caller, as large as the largest batch needed
@@ -46,7 +47,7 @@ public:
 
     static int padded(int dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
     static size_t part_floats(int dim) { return size_t(padded(dim)) + 2; }
-    static size_t kernel_floats(int dim) { return size_t(padded(dim)) * kChunk * 2 + 16 * kChunk; }
+    static size_t kernel_floats(int dim) { return size_t(padded(dim)) * kChunk * 2 + kQueries * kSpan + kChunk; }
     // of the scratch that every thread has for run()
     static size_t scratch_floats(int dim) { return 16 + kernel_floats(dim) + 2 * kQueries * part_floats(dim); }
 
@@ -88,15 +89,15 @@ public:
     }
 
     int items() const { return int(blocks_.size() + cuts_.size()) * kv_heads_; }
-    int units() const { return int(units_.size()); }
+    int pieces() const { return int(pieces_.size()); }
 
-    // q, out [rows, heads * dim]; k, v [kv_heads, slots, dim], so that a head's slots are one stream
+    // q, out [rows, heads * dim]; k, v [kv_heads, slots, kv_elements(kind, dim)], so that a head's slots are one stream
     void run(int item, const Kernels& kernels, const float* q, const void* k, const void* v, size_t slots, KV kind, float scale, float* out,
              float* scratch) {
         const size_t which = size_t(item / kv_heads_);
         const int kv_head = item % kv_heads_;
-        const size_t at = size_t(kv_head) * slots * size_t(dim_) * (kind == KV::kF32 ? 4 : 2);
-        KVHead head{static_cast<const char*>(k) + at, static_cast<const char*>(v) + at, size_t(dim_), dim_, kind, nullptr, 0};
+        const size_t at = size_t(kv_head) * slots * kv_bytes(kind, dim_);
+        KVHead head{static_cast<const char*>(k) + at, static_cast<const char*>(v) + at, kv_elements(kind, dim_), dim_, kind, nullptr, 0};
         scratch += (64 - reinterpret_cast<uintptr_t>(scratch) % 64) % 64 / sizeof(float);
         Call call{kernels, head, q, out, scale, scratch, kv_head};
         if (which < blocks_.size()) return run_block(blocks_[which], call);
@@ -104,8 +105,9 @@ public:
         const size_t end = cut + 1 < cuts_.size() ? cuts_[cut + 1] : units_.size();
         for (size_t i = cuts_[cut]; i < end; i++) {
             const bool more = i + 1 < end;
-            head.ahead = more ? units_[i + 1].slots : nullptr;
-            head.ahead_count = more ? units_[i + 1].end - units_[i + 1].begin : 0;
+            const Piece next = more ? pieces_[units_[i + 1].first_piece] : Piece{};
+            head.ahead = next.slots;
+            head.ahead_count = next.end - next.begin;
             run_unit(units_[i], call);
         }
     }
@@ -124,13 +126,19 @@ private:
     };
 
     struct Unit {
-        int begin, end;
-        const int32_t* slots;       // of the position `begin`
-        size_t first_row, last_row;  // in seen_
+        int span;
+        size_t first_row, last_row;      // in seen_
+        size_t first_piece, last_piece;  // in pieces_, whose queries are counted in rows from first_row
     };
 
     struct Member {
         int sequence, group;
+    };
+
+    struct Part {  // of a sequence in a unit
+        const Sequence* of;
+        int end;                  // of its positions in the span
+        int first_row, last_row;  // counted as in pieces_
     };
 
     struct Call {
@@ -186,33 +194,47 @@ private:
                 for (auto& member : members) member.group = 0;
             const auto begin = [&](int s) { return std::max(span * kSpan, first_seen(few[s])); };
             const auto end = [&](int s) { return std::min((span + 1) * kSpan, few[s].end); };
+            // those with the same slots up to any position stand together, the ones that end there first
             const auto order = [&](int a, int b) {
                 if (begin(a) != begin(b)) return begin(a) - begin(b);
-                if (end(a) != end(b)) return end(a) - end(b);
                 const int32_t *x = few[a].slots + begin(a), *y = few[b].slots + begin(b);
-                return x == y ? 0 : std::memcmp(x, y, sizeof(int32_t) * size_t(end(a) - begin(a)));
+                const int differ = x == y ? 0 : std::memcmp(x, y, sizeof(int32_t) * size_t(std::min(end(a), end(b)) - begin(a)));
+                return differ ? differ : end(a) - end(b);
             };
-            int groups = 0;
+            int groups = 0, before = 0;
             for (size_t i = 0, j; i < members.size(); i = j) {
                 for (j = i + 1; j < members.size() && members[j].group == members[i].group;) j++;
                 const auto run = members.begin() + long(i), behind = members.begin() + long(j);
                 if (share && std::any_of(run + 1, behind, [&](const Member& m) { return order(run->sequence, m.sequence) != 0; }))
                     std::stable_sort(run, behind, [&](const Member& a, const Member& b) { return order(a.sequence, b.sequence) < 0; });
-                size_t first = i, full = 0;  // of the group; rows at which its unit is full
-                for (size_t k = i; k < j; k++) {
-                    const int s = members[k].sequence;
-                    const bool same = k > i && share && order(members[first].sequence, s) == 0;
-                    if (!same) groups++, first = k;
-                    members[k].group = groups;
-                    if (!same || seen_.size() >= full) {
-                        units_.push_back({begin(s), end(s), few[s].slots + begin(s), seen_.size(), seen_.size()});
-                        full = seen_.size() + size_t(block_rows_);
+                for (size_t first = i, last; first < j; first = last) {
+                    const int leader = members[first].sequence;
+                    units_.push_back({span, seen_.size(), seen_.size(), pieces_.size(), pieces_.size()});
+                    std::vector<Part> parts;
+                    for (last = first; last < j; last++) {
+                        const int s = members[last].sequence, longest = std::max(end(s), end(leader)) - begin(s);
+                        if (last > first && (!share || begin(s) != begin(leader) ||
+                                             2 * (common(few[leader], few[s], begin(s), (span + 1) * kSpan) - begin(s)) < longest))
+                            break;
+                        const size_t rows = seen_.size();
+                        for (int r = 0; r < few[s].rows; r++) {
+                            const Row& row = rows_[first_row[s] + size_t(r)];
+                            if (row.from < end(s) && row.to > begin(s)) seen_.push_back(first_row[s] + size_t(r));
+                        }
+                        if (last > first && seen_.size() - units_.back().first_row > size_t(block_rows_)) {
+                            seen_.resize(rows);
+                            break;
+                        }
+                        parts.push_back({&few[s], end(s), int(rows - units_.back().first_row), int(seen_.size() - units_.back().first_row)});
                     }
-                    for (int r = 0; r < few[s].rows; r++) {
-                        const Row& row = rows_[first_row[s] + size_t(r)];
-                        if (row.from < end(s) && row.to > begin(s)) seen_.push_back(first_row[s] + size_t(r));
-                    }
+                    make_pieces(parts.data(), parts.data() + parts.size(), begin(leader));
                     units_.back().last_row = seen_.size();
+                    units_.back().last_piece = pieces_.size();
+                }
+                for (size_t k = i; k < j; k++) {
+                    if (k == i || !share || order(before, members[k].sequence) != 0) groups++;
+                    before = members[k].sequence;
+                    members[k].group = groups;
                 }
             }
             members.erase(std::remove_if(members.begin(), members.end(), [&](const Member& m) { return last_span(few[m.sequence]) == span; }),
@@ -220,7 +242,35 @@ private:
         }
     }
 
-    int64_t work(const Unit& u) const { return int64_t(u.end - u.begin) * (kLoad + int64_t(u.last_row - u.first_row) * group_); }
+    // Up to where two sequences with the same positions before `begin` have the same slots, `end` at most.
+    static int common(const Sequence& a, const Sequence& b, int begin, int end) {
+        end = std::min(end, std::min(a.end, b.end));
+        while (begin < end && a.slots[begin] == b.slots[begin]) begin++;
+        return begin;
+    }
+
+    // Pieces of some sequences, in order, from the position `begin` on, up to which they have the same slots.
+    void make_pieces(const Part* first, const Part* last, int begin) {
+        for (const Part *part = first, *behind; part < last; part = behind) {
+            behind = part + 1;
+            if (part->end <= begin) continue;
+            int end = part->end;
+            for (; behind < last; behind++) {
+                const int both = common(*part->of, *behind->of, begin, std::min(part->end, behind->end));
+                if (both - begin < kLeast) break;
+                end = both;
+            }
+            pieces_.push_back({begin, end, part->of->slots + begin, part->first_row, (behind - 1)->last_row});
+            if (behind > part + 1) make_pieces(part, behind, end);
+        }
+    }
+
+    int64_t work(const Unit& u) const {
+        int64_t all = 0;
+        for (size_t i = u.first_piece; i < u.last_piece; i++)
+            all += int64_t(pieces_[i].end - pieces_[i].begin) * (kLoad + int64_t(pieces_[i].last - pieces_[i].first) * group_);
+        return all;
+    }
 
     void cut(int threads) {
         int64_t all = 0, done = 0;
@@ -238,21 +288,29 @@ private:
 
     const float* query(const Call& call, int row, int head) const { return call.q + (size_t(row) * heads_ + head) * dim_; }
 
-    void attend(const Call& call, const int32_t* slots, int begin, int end, const Queries& of) const {
-        call.kernels.attend(call.head, slots, begin, end, of.q, of.from, of.to, of.count, call.scale, of.part, call.scratch);
+    static void attend(const Call& call, const Piece* pieces, int count, const Queries& of) {
+        call.kernels.attend(call.head, pieces, count, of.q, of.from, of.to, of.count, call.scale, of.part, call.scratch);
     }
 
     void run_unit(const Unit& unit, const Call& call) {
-        Queries queries;
-        const int first_head = call.kv_head * group_;
-        for (size_t i = unit.first_row; i < unit.last_row; i++) {
-            const Row& row = rows_[seen_[i]];
-            for (int head = first_head; head < first_head + group_; head++) {
-                if (queries.count == kQueries) attend(call, unit.slots, unit.begin, unit.end, queries), queries.count = 0;
-                queries.add(query(call, row.row, head), row.from, row.to, part(row, unit.begin / kSpan - row.from / kSpan, head));
+        const int first_head = call.kv_head * group_, behind = first_head + group_;
+        const int heads_at_once = std::min(group_, kQueries / int(unit.last_row - unit.first_row));
+        for (int first = first_head; first < behind; first += heads_at_once) {
+            const int heads = std::min(heads_at_once, behind - first);
+            Queries queries;
+            for (size_t i = unit.first_row; i < unit.last_row; i++) {
+                const Row& row = rows_[seen_[i]];
+                for (int head = first; head < first + heads; head++)
+                    queries.add(query(call, row.row, head), row.from, row.to, part(row, unit.span - row.from / kSpan, head));
             }
+            Piece pieces[2 * kQueries];  // as many as a tree with so many leaves has nodes, at most
+            int count = 0;
+            for (size_t i = unit.first_piece; i < unit.last_piece; i++) {
+                Piece& piece = pieces[count++] = pieces_[i];
+                piece.first *= heads, piece.last *= heads;
+            }
+            attend(call, pieces, count, queries);
         }
-        attend(call, unit.slots, unit.begin, unit.end, queries);
         for (size_t i = unit.first_row; i < unit.last_row; i++) {
             const Row& row = rows_[seen_[i]];
             auto& pending = pending_[seen_[i] * size_t(kv_heads_) + size_t(call.kv_head)];
@@ -279,7 +337,8 @@ private:
                         queries.add(query(call, block.row + r, first + h), from(position), position + 1,
                                     (span == start ? running : fresh) + size_t(r * heads + h) * part_);
                 }
-                attend(call, block.slots + begin, begin, end, queries);
+                const Piece piece{begin, end, block.slots + begin, 0, queries.count};
+                attend(call, &piece, 1, queries);
                 if (span == start) continue;
                 for (int i = 0; i < queries.count; i++)
                     if (queries.from[i] < end && queries.to[i] > begin) call.kernels.merge(running + size_t(i) * part_, queries.part[i], dim_);
@@ -300,6 +359,7 @@ private:
     std::vector<Row> rows_;
     std::vector<size_t> seen_;  // indices in rows_
     std::vector<Unit> units_;
+    std::vector<Piece> pieces_;
     std::vector<size_t> cuts_;  // where in units_ the runs begin
     std::unique_ptr<std::atomic<int32_t>[]> pending_;
 };

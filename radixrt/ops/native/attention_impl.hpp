@@ -1,31 +1,30 @@
 // Attention of some queries over a span of positions. Included inside the namespace of an instruction set, after rows_impl.hpp.
 //
-// Lanes are positions for scores and elements of a head for values; a position has the same lane wherever the span begins. For each
-// chunk of 64 positions, in order, a query's part (m, s, values) is made so:
-//   score   each position: acc := fma(q[d], k[d], acc) for d in order; score := acc * (scale * log2 e), -inf where it is not seen
-//   m'      max(m, scores)
-//   weight  2^(score - m'), exactly 0 where it is not seen;  shrink := 2^(m - m')
-//   s       s * shrink + the sum of the weights, in an order that knows no zeros: each lane over its vectors, then the lanes
-//   values  acc := values * shrink; acc := fma(weight, v, acc) for the positions in order; values := acc + 0 (so never -0)
-// A position that is not seen changes no bit of it, so neither does what lies before or behind what a query sees, nor a whole chunk of it,
-// and nothing depends on the queries beside it. (v must be finite where any query of the sequence sees it: 0 * inf is NaN.)
+// Lanes are positions for scores and elements of a head for values; a position has the same lane wherever a piece begins. First the scores
+// of all queries, then their weights, then the sums; a query's part (m, s, values) is made so:
+//   score   each position: acc := fma(q[d], k[d], acc) for d in order; score := acc * (scale * log2 e * the key's own scale), -inf where it is not seen
+//   m       max(scores)
+//   weight  2^(score - m), exactly 0 where it is not seen
+//   s       the sum of the weights, in an order that knows no zeros: each lane over its vectors, then the lanes
+//   values  acc := fma(weight, v, acc) for the positions in order, from 0; values := acc + 0 (so never -0)
+// A position that is not seen changes no bit of it, so neither does what lies before or behind what a query sees, nor how the span is cut into
+// pieces, and nothing depends on the queries beside it. (v must be finite where any query of the sequence sees it: 0 * inf is NaN.)
 
 namespace attention {
 
 constexpr int kTile = kWide >= 4 ? kWide : 3;  // queries and vectors of a tile of registers
 constexpr int kVectors = kWide >= 4 ? 4 : 2;
-constexpr int kChunkVectors = kChunk / kLanes;
+constexpr int kSpanVectors = kSpan / kLanes;
 
-// 2^x to 1e-7 of itself for x <= 0, 0 at -inf, NaN at NaN (max gives its second argument where one is NaN)
+// 2^x to 2e-7 of itself for x <= 0, 0 at -inf, NaN at NaN (max gives its second argument where one is NaN)
 static inline F two_to(F x) {
     x = max(set1(-200), x);
     const F n = round(x), r = sub(x, n);
-    F p = set1(0.00015353361959569156f);
-    p = fma(p, r, set1(0.0013398875016719103f));
-    p = fma(p, r, set1(0.00961843691766262f));
-    p = fma(p, r, set1(0.055503323674201965f));
-    p = fma(p, r, set1(0.24022647738456726f));
-    p = fma(p, r, set1(0.6931471824645996f));
+    F p = set1(0.001326472731307149f);
+    p = fma(p, r, set1(0.009671512991189957f));
+    p = fma(p, r, set1(0.05550733581185341f));
+    p = fma(p, r, set1(0.24022242426872253f));
+    p = fma(p, r, set1(0.6931470036506653f));
     p = fma(p, r, set1(1));
     return scale2(p, n);
 }
@@ -37,6 +36,14 @@ template <KV KIND>
 static inline F load_kv(const void* base, size_t at, int n) {  // n elements from `at` on, up to 16, and zeros
     if constexpr (KIND == KV::kF32) {
         return load_some(static_cast<const float*>(base) + at, n);
+    } else if constexpr (KIND == KV::kI8) {
+        const int8_t* p = static_cast<const int8_t*>(base) + at;
+        int8_t t[kLanes] = {};
+        if (n < kLanes) {
+            __builtin_memcpy(t, p, size_t(n));
+            p = t;
+        }
+        return load_i8(p);
     } else {
         const uint16_t* p = static_cast<const uint16_t*>(base) + at;
         uint16_t t[kLanes] = {};
@@ -50,7 +57,7 @@ static inline F load_kv(const void* base, size_t at, int n) {  // n elements fro
 
 // 16 columns of keys from the 16 rows at at[i] (a row of zeros where low <= i < high does not hold) to out[j * 64 ...]
 template <KV KIND, bool WHOLE>
-static inline __attribute__((always_inline)) void load_keys(const void* base, const size_t* at, int low, int high, int n, float* out) {
+static inline __attribute__((always_inline)) void load_columns(const void* base, const size_t* at, int low, int high, int n, float* out) {
     F rows[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; i++)
@@ -64,28 +71,44 @@ static inline __attribute__((always_inline)) void load_keys(const void* base, co
     }
 }
 
-// Positions low .. high of a chunk: keys as [dim][64], values as [64][dim padded to 16]. slots: of the position `low`.
+// Keys of the positions low .. high of a chunk as [dim][64]. slots: of the position `low`.
 template <KV KIND>
-static void load_chunk(const KVHead& head, const int32_t* slots, int low, int high, float* keys, float* values) {
-    const int dim = head.dim, padded = (dim + kLanes - 1) / kLanes * kLanes;
+static void load_keys(const KVHead& head, const int32_t* slots, int low, int high, float* keys) {
     slots -= low;
     for (int first = low / kLanes * kLanes; first < high; first += kLanes) {
         const int begin = low > first ? low - first : 0, end = high - first < kLanes ? high - first : kLanes;
         size_t at[kLanes] = {};
         for (int i = begin; i < end; i++) at[i] = size_t(slots[first + i]) * head.stride;
-        for (int d = 0; d < dim; d += kLanes) {
+        for (int d = 0; d < head.dim; d += kLanes) {
             float* out = keys + d * kChunk + first;
-            if (end - begin == kLanes && dim - d >= kLanes) load_keys<KIND, true>(head.k, at, 0, kLanes, kLanes, out);
-            else load_keys<KIND, false>(head.k, at, begin, end, dim - d, out);
+            if (end - begin == kLanes && head.dim - d >= kLanes) load_columns<KIND, true>(head.k, at, 0, kLanes, kLanes, out);
+            else load_columns<KIND, false>(head.k, at, begin, end, head.dim - d, out);
             for (int i = 0; i < kLanes; i++) at[i] += kLanes;
         }
-        for (int i = begin; i < end; i++) {
-            float* out = values + (first + i) * padded;
-            at[i] = size_t(slots[first + i]) * head.stride;
-            int d = 0;
-            for (; d + kLanes <= dim; d += kLanes) store(out + d, load_kv<KIND>(head.v, at[i] + d, kLanes));
-            if (d < dim) store(out + d, load_kv<KIND>(head.v, at[i] + d, dim - d));
-        }
+    }
+}
+
+// What the codes of a head in a slot are multiplied with; 1 where they are the numbers themselves.
+template <KV KIND>
+static inline float kv_scale(const void* base, size_t at, int dim) {
+    float scale = 1;
+    if constexpr (KIND == KV::kI8) __builtin_memcpy(&scale, static_cast<const char*>(base) + at + dim, sizeof scale);
+    return scale;
+}
+
+// Values of `count` slots as [count][dim padded to 16].
+template <KV KIND>
+static void load_values(const KVHead& head, const int32_t* slots, int count, float* out) {
+    const int dim = head.dim;
+    const size_t stride = head.stride;
+    const void* base = head.v;
+    for (int i = 0; i < count; i++) {
+        const size_t at = size_t(slots[i]) * stride;
+        const F by = set1(kv_scale<KIND>(base, at, dim));
+        const auto scaled = [by](F x) { return KIND == KV::kI8 ? mul(x, by) : x; };
+        int d = 0;
+        for (; d + kLanes <= dim; d += kLanes, out += kLanes) store(out, scaled(load_kv<KIND>(base, at + d, kLanes)));
+        if (d < dim) store(out, scaled(load_kv<KIND>(base, at + d, dim - d))), out += kLanes;
     }
 }
 
@@ -100,6 +123,12 @@ struct Ahead {
         if (i >= count) return;
         const char* row = base + size_t(slots[i]) * slot_bytes;
         for (size_t j = 0; j < row_bytes; j += 64) __builtin_prefetch(row + j, 0, 3);
+    }
+    Ahead part(int i, int parts) const {  // of equal ones
+        const int size = (count + parts - 1) / parts, begin = i * size < count ? i * size : count;
+        Ahead some = *this;
+        some.slots += begin, some.count = count - begin < size ? count - begin : size;
+        return some;
     }
 };
 
@@ -125,130 +154,208 @@ static inline __attribute__((always_inline)) void products(const float* const* a
     }
 }
 
-template <int R, int C>
-static inline void scores(const float* const* q, const float* keys, int dim, float scale, const Ahead& ahead, float* out) {
-    F acc[R][C];
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) acc[r][c] = zero();
-    products<R, C>(q, keys, kChunk, 0, dim, ahead, acc);
-    const F by = set1(scale);
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) store(out + r * kChunk + c * kLanes, mul(acc[r][c], by));
+// Some positions of a piece: keys or values, and what is made of them.
+struct Block {
+    const float* rows;  // keys [dim][64], the position `start` first; values [positions][padded], the position `begin` first
+    int start, begin, end;
+    int dim, padded;
+    const float* by;  // what the score of each of the 64 positions is multiplied with
+};
+
+// Which positions of a block any of R queries sees.
+template <int R>
+static inline bool seen(const Block& b, const int32_t* from, const int32_t* to, int& low, int& high) {
+    low = b.end, high = b.begin;
+    for (int r = 0; r < R; r++) {
+        const int begin = from[r] > b.begin ? from[r] : b.begin, end = to[r] < b.end ? to[r] : b.end;
+        if (begin >= end) continue;
+        if (begin < low) low = begin;
+        if (end > high) high = end;
+    }
+    return low < high;
 }
 
 template <int R, int C>
-static inline void sums(const float* const* weights, const float* values, int padded, int low, int high, const float* shrink,
-                        float* const* part, int at, const Ahead& ahead) {
+static inline void scores(const Block& b, const float* const* q, int vector, const Ahead& ahead, float* out) {
     F acc[R][C];
     for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) acc[r][c] = mul(load(part[r] + 2 + at + c * kLanes), set1(shrink[r]));
-    products<R, C>(weights, values + at, padded, low, high, ahead, acc);
+        for (int c = 0; c < C; c++) acc[r][c] = zero();
+    products<R, C>(q, b.rows + vector * kLanes, kChunk, 0, b.dim, ahead, acc);
+    const float* by = b.by + vector * kLanes;
+    const int position = b.start + vector * kLanes;
+    out += vector * kLanes;
+    if (position >= b.begin && position + C * kLanes <= b.end) {
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++) store(out + r * kSpan + c * kLanes, mul(acc[r][c], load(by + c * kLanes)));
+        return;
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) {  // what is beside the block is another piece's
+            float* p = out + r * kSpan + c * kLanes;
+            const int at = position + c * kLanes;
+            const F old = load(p);
+            store(p, first(old, b.begin - at, first(mul(acc[r][c], load(by + c * kLanes)), b.end - at, old)));
+        }
+}
+
+// Scores of R queries over a block. out: of the first query, at the position `start`.
+template <int R>
+static void score_tile(const Block& b, const float* const* q, const int32_t* from, const int32_t* to, float* out, const Ahead& ahead) {
+    int low, high;
+    if (!seen<R>(b, from, to, low, high)) return;
+    const int first = (low - b.start) / kLanes, vectors = (high - b.start + kLanes - 1) / kLanes;
+    for (int v = first; v < vectors;) {
+        const int n = vectors - v;
+        const Ahead& now = v == first ? ahead : Ahead{};
+        if constexpr (kVectors == 4) {
+            if (n >= 4) scores<R, 4>(b, q, v, now, out), v += 4;
+            else if (n == 3) scores<R, 3>(b, q, v, now, out), v += 3;
+        }
+        if (n == 1) scores<R, 1>(b, q, v, now, out), v += 1;
+        else if (n == 2 || kVectors == 2) scores<R, 2>(b, q, v, now, out), v += 2;
+    }
+}
+
+// A row of scores of a span, of which begin .. end are seen, becomes weights; m and s go to the part.
+template <bool WHOLE>
+static inline void weigh_row(float* row, int begin, int end, float* part) {
+    const int low = WHOLE ? 0 : begin / kLanes, high = WHOLE ? kSpanVectors : (end + kLanes - 1) / kLanes;
+    F score[kSpanVectors], top = minus_infinity();
+#pragma GCC unroll 8
+    for (int v = low; v < high; v++) {
+        F s = load(row + v * kLanes);
+        if (!WHOLE && (begin > v * kLanes || end < (v + 1) * kLanes))
+            s = first(minus_infinity(), begin - v * kLanes, first(s, end - v * kLanes, minus_infinity()));
+        score[v] = s;
+        top = max(s, top);
+    }
+    const float most = reduce_max(top);
+    const F shift = set1(most > kLowest ? most : kLowest);
+    F sum = zero();
+#pragma GCC unroll 8
+    for (int v = low; v < high; v++) {
+        const F e = two_to(sub(score[v], shift));
+        store(row + v * kLanes, e);
+        sum = add(sum, e);
+    }
+    part[0] = most;
+    part[1] = reduce_add(sum);
+    if constexpr (WHOLE) return;
+    for (int v = 0; v < low; v++) store(row + v * kLanes, zero());
+    for (int v = high; v < kSpanVectors; v++) store(row + v * kLanes, zero());
+}
+
+template <int R, int C>
+static inline void sums(const float* const* weights, const float* values, int padded, int begin, int end, float* const* part, int at,
+                        const Ahead& ahead) {
+    F acc[R][C];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) acc[r][c] = load(part[r] + 2 + at + c * kLanes);
+    products<R, C>(weights, values + at, padded, begin, end, ahead, acc);
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) store(part[r] + 2 + at + c * kLanes, add(acc[r][c], zero()));
 }
 
-struct Chunk {
-    const float *keys, *values;
-    float* weights;   // [kTile][64]
-    int start, size;  // the first position; how many of the 64 there are at most
-    int dim, padded;
-    float scale;
-    Ahead ahead_keys, ahead_values;
-};
-
-// R queries over one chunk
+// Sums of a block's values with the weights of R queries. weights: of the first query, at the block's first position.
 template <int R>
-static void tile(const Chunk& c, const float* const* q, const int32_t* from, const int32_t* to, float* const* part) {
-    int begin[R], end[R], low = kChunk, high = 0;
-    for (int r = 0; r < R; r++) {
-        begin[r] = from[r] > c.start ? from[r] - c.start : 0;
-        end[r] = to[r] < c.start + c.size ? to[r] - c.start : c.size;
-        if (begin[r] >= end[r]) continue;
-        if (begin[r] < low) low = begin[r];
-        if (end[r] > high) high = end[r];
-    }
-    if (low >= high) return;
-    const int first_vector = low / kLanes, vectors = (high + kLanes - 1) / kLanes;
-    for (int v = first_vector; v < vectors;) {
-        const float* keys = c.keys + v * kLanes;
-        float* out = c.weights + v * kLanes;
-        const int n = vectors - v;
+static void sum_tile(const Block& b, const float* weights, const int32_t* from, const int32_t* to, float* const* part, const Ahead& ahead) {
+    int low, high;
+    if (!seen<R>(b, from, to, low, high)) return;
+    low -= b.begin, high -= b.begin;
+    const float* rows[R];
+    for (int r = 0; r < R; r++) rows[r] = weights + r * kSpan;
+    for (int at = 0; at < b.padded;) {
+        const int n = (b.padded - at) / kLanes;
+        const Ahead& now = at == 0 ? ahead : Ahead{};
         if constexpr (kVectors == 4) {
-            if (n >= 4) scores<R, 4>(q, keys, c.dim, c.scale, v == first_vector ? c.ahead_keys : Ahead{}, out), v += 4;
-            else if (n == 3) scores<R, 3>(q, keys, c.dim, c.scale, v == first_vector ? c.ahead_keys : Ahead{}, out), v += 3;
+            if (n >= 4) sums<R, 4>(rows, b.rows, b.padded, low, high, part, at, now), at += 4 * kLanes;
+            else if (n == 3) sums<R, 3>(rows, b.rows, b.padded, low, high, part, at, now), at += 3 * kLanes;
         }
-        if (n == 1) scores<R, 1>(q, keys, c.dim, c.scale, v == first_vector ? c.ahead_keys : Ahead{}, out), v += 1;
-        else if (n == 2 || kVectors == 2) scores<R, 2>(q, keys, c.dim, c.scale, v == first_vector ? c.ahead_keys : Ahead{}, out), v += 2;
-    }
-    float shrink[R];
-    const float* weights[R];
-    for (int r = 0; r < R; r++) {
-        float* w = c.weights + r * kChunk;
-        weights[r] = w;
-        F score[kChunkVectors], top = minus_infinity();
-        for (int v = first_vector; v < vectors; v++) {
-            F s = load(w + v * kLanes);
-            if (begin[r] > v * kLanes || end[r] < (v + 1) * kLanes)
-                s = first(minus_infinity(), begin[r] - v * kLanes, first(s, end[r] - v * kLanes, minus_infinity()));
-            score[v] = s;
-            top = max(s, top);
-        }
-        const float before = part[r][0], here = reduce_max(top), most = here > before ? here : before;
-        const F shift = set1(most > kLowest ? most : kLowest);
-        F sum = zero();
-        for (int v = first_vector; v < vectors; v++) {
-            const F e = two_to(sub(score[v], shift));
-            store(w + v * kLanes, e);
-            sum = add(sum, e);
-        }
-        shrink[r] = reduce_max(two_to(sub(set1(before), shift)));
-        part[r][0] = most;
-        part[r][1] = part[r][1] * shrink[r] + reduce_add(sum);
-    }
-    for (int at = 0; at < c.padded;) {
-        const int n = (c.padded - at) / kLanes;
-        if constexpr (kVectors == 4) {
-            if (n >= 4) sums<R, 4>(weights, c.values, c.padded, low, high, shrink, part, at, at == 0 ? c.ahead_values : Ahead{}), at += 4 * kLanes;
-            else if (n == 3) sums<R, 3>(weights, c.values, c.padded, low, high, shrink, part, at, at == 0 ? c.ahead_values : Ahead{}), at += 3 * kLanes;
-        }
-        if (n == 1) sums<R, 1>(weights, c.values, c.padded, low, high, shrink, part, at, at == 0 ? c.ahead_values : Ahead{}), at += kLanes;
-        else if (n == 2 || kVectors == 2) sums<R, 2>(weights, c.values, c.padded, low, high, shrink, part, at, at == 0 ? c.ahead_values : Ahead{}), at += 2 * kLanes;
+        if (n == 1) sums<R, 1>(rows, b.rows, b.padded, low, high, part, at, now), at += kLanes;
+        else if (n == 2 || kVectors == 2) sums<R, 2>(rows, b.rows, b.padded, low, high, part, at, now), at += 2 * kLanes;
     }
 }
 
 template <int R>
-static void tiles(int count, const Chunk& c, const float* const* q, const int32_t* from, const int32_t* to, float* const* part) {
-    if (count >= R) return tile<R>(c, q, from, to, part);
-    if constexpr (R > 1) tiles<R - 1>(count, c, q, from, to, part);
+static void score_tiles(int count, const Block& b, const float* const* q, const int32_t* from, const int32_t* to, float* out,
+                        const Ahead& ahead) {
+    if (count >= R) return score_tile<R>(b, q, from, to, out, ahead);
+    if constexpr (R > 1) score_tiles<R - 1>(count, b, q, from, to, out, ahead);
 }
 
-static void attend(const KVHead& head, const int32_t* slots, int begin, int end, const float* const* q, const int32_t* from,
-                   const int32_t* to, int count, float scale, float* const* part, float* scratch) {
-    const int padded = (head.dim + kLanes - 1) / kLanes * kLanes;
+template <int R>
+static void sum_tiles(int count, const Block& b, const float* weights, const int32_t* from, const int32_t* to, float* const* part,
+                      const Ahead& ahead) {
+    if (count >= R) return sum_tile<R>(b, weights, from, to, part, ahead);
+    if constexpr (R > 1) sum_tiles<R - 1>(count, b, weights, from, to, part, ahead);
+}
+
+template <KV KIND>
+static void attend_to(const KVHead& head, const Piece* pieces, int piece_count, const float* const* q, const int32_t* from,
+                      const int32_t* to, int count, float scale, float* const* part, float* scratch) {
+    const int padded = (head.dim + kLanes - 1) / kLanes * kLanes, span = pieces[0].begin / kSpan * kSpan;
+    float *rows = scratch, *by = rows + 2 * padded * kChunk, *weights = by + kChunk;
+    const size_t element = kv_element(KIND);
+    scale *= 1.44269504088896341f;
+    for (int i = 0; i < kChunk; i += kLanes) store(by + i, set1(scale));
+    const auto ahead = [&](const void* base, const int32_t* slots, int n) {
+        return Ahead{static_cast<const char*>(base), slots, n, head.stride * element, kv_bytes(KIND, head.dim)};
+    };
+    for (int p = 0; p < piece_count; p++) {
+        const Piece& piece = pieces[p];
+        if (p + 1 < piece_count) {
+            const Ahead next = ahead(head.k, pieces[p + 1].slots, pieces[p + 1].end - pieces[p + 1].begin);
+            for (int i = 0; i < next.count; i++) next.fetch(i);
+        }
+        for (int start = piece.begin / kChunk * kChunk; start < piece.end; start += kChunk) {
+            const int begin = piece.begin > start ? piece.begin : start, end = piece.end < start + kChunk ? piece.end : start + kChunk;
+            const int32_t* slots = piece.slots + (begin - piece.begin);
+            load_keys<KIND>(head, slots, begin - start, end - start, rows);
+            if constexpr (KIND == KV::kI8)
+                for (int i = begin; i < end; i++) by[i - start] = scale * kv_scale<KIND>(head.k, size_t(slots[i - begin]) * head.stride, head.dim);
+            const Block block{rows, start, begin, end, head.dim, padded, by};
+            const Ahead values = ahead(head.v, slots, end - begin);
+            const int tiles = (piece.last - piece.first + kTile - 1) / kTile;
+            for (int i = piece.first, t = 0; i < piece.last; i += kTile, t++)
+                score_tiles<kTile>(piece.last - i, block, q + i, from + i, to + i, weights + i * kSpan + (start - span), values.part(t, tiles));
+        }
+    }
     for (int i = 0; i < count; i++) {
-        part[i][0] = -__builtin_inff();
-        part[i][1] = 0;
+        const int begin = from[i] > span ? from[i] - span : 0, end = to[i] - span < kSpan ? to[i] - span : kSpan;
         for (int d = 0; d < padded; d += kLanes) store(part[i] + 2 + d, zero());
-    }
-    float *keys = scratch, *values = keys + padded * kChunk, *weights = values + padded * kChunk;
-    for (int start = begin / kChunk * kChunk; start < end; start += kChunk) {
-        const int low = begin > start ? begin - start : 0, high = end - start < kChunk ? end - start : kChunk;
-        const int done = start + low - begin, behind = start + kChunk;  // what comes next is fetched while this is computed
-        const int32_t* ahead = behind < end ? slots + (behind - begin) : head.ahead;
-        const int left = behind < end ? end - behind : head.ahead_count, ahead_count = left < kChunk ? left : kChunk;
-        if (head.kind == KV::kF32) load_chunk<KV::kF32>(head, slots + done, low, high, keys, values);
-        else if (head.kind == KV::kF16) load_chunk<KV::kF16>(head, slots + done, low, high, keys, values);
-        else load_chunk<KV::kBF16>(head, slots + done, low, high, keys, values);
-        const size_t element = head.kind == KV::kF32 ? 4 : 2;
-        const auto rows = [&](const void* base) {
-            return Ahead{static_cast<const char*>(base), ahead, ahead_count, head.stride * element, head.dim * element};
-        };
-        Chunk chunk{keys, values, weights, start, high, head.dim, padded, scale * 1.44269504088896341f, rows(head.k), rows(head.v)};
-        for (int i = 0; i < count; i += kTile) {
-            tiles<kTile>(count - i, chunk, q + i, from + i, to + i, part + i);
-            chunk.ahead_keys.count = chunk.ahead_values.count = 0;
+        if (begin == 0 && end == kSpan) weigh_row<true>(weights + i * kSpan, begin, end, part[i]);
+        else if (begin < end) weigh_row<false>(weights + i * kSpan, begin, end, part[i]);
+        else {
+            part[i][0] = -__builtin_inff(), part[i][1] = 0;
+            for (int v = 0; v < kSpanVectors; v++) store(weights + i * kSpan + v * kLanes, zero());
         }
     }
+    const int at_once = padded <= kChunk ? kSpan : kChunk;  // in the first cache
+    for (int p = 0; p < piece_count; p++) {
+        const Piece& piece = pieces[p];
+        const bool last = p + 1 == piece_count;
+        if (!last) {
+            const Ahead next = ahead(head.v, pieces[p + 1].slots, pieces[p + 1].end - pieces[p + 1].begin);
+            for (int i = 0; i < next.count; i++) next.fetch(i);
+        }
+        for (int begin = piece.begin; begin < piece.end; begin += at_once) {
+            const int end = piece.end - begin < at_once ? piece.end : begin + at_once;
+            load_values<KIND>(head, piece.slots + (begin - piece.begin), end - begin, rows);
+            const Block block{rows, begin, begin, end, head.dim, padded, nullptr};
+            const Ahead next = ahead(head.k, head.ahead, last && end == piece.end ? head.ahead_count : 0);
+            const int tiles = (piece.last - piece.first + kTile - 1) / kTile;
+            for (int i = piece.first, t = 0; i < piece.last; i += kTile, t++)
+                sum_tiles<kTile>(piece.last - i, block, weights + i * kSpan + (begin - span), from + i, to + i, part + i, next.part(t, tiles));
+        }
+    }
+}
+
+static void attend(const KVHead& head, const Piece* pieces, int piece_count, const float* const* q, const int32_t* from, const int32_t* to,
+                   int count, float scale, float* const* part, float* scratch) {
+    if (head.kind == KV::kF32) attend_to<KV::kF32>(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
+    else if (head.kind == KV::kF16) attend_to<KV::kF16>(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
+    else if (head.kind == KV::kI8) attend_to<KV::kI8>(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
+    else attend_to<KV::kBF16>(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
 }
 
 static void merge(float* into, const float* from, int dim) {

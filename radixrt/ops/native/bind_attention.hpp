@@ -75,27 +75,27 @@ static PyObject* attention(PyObject*, PyObject* args) {
         return nullptr;
     const Kernels* kernels = kernels_by_name(variant);
     if (!kernels) return PyErr_Format(PyExc_ValueError, "variant=%s: unknown, or not for this machine", variant);
-    if (kind < 0 || kind > 2) return refuse("kind: must be 0 (float32), 1 (float16) or 2 (bfloat16)");
+    if (kind < 0 || kind > 3) return refuse("kind: must be 0 (float32), 1 (float16), 2 (bfloat16) or 3 (int8)");
     if (heads < 1 || kv_heads < 1 || heads % kv_heads) return refuse("heads: must be a multiple of kv_heads, both at least 1");
     if (dim < 1 || dim > 4096) return refuse("dim: must be 1 .. 4096");
     if (window < 0) return refuse("window: must be at least 1, or 0 for none");
     if (threads < 1 || threads > 64) return refuse("threads: must be 1 .. 64");
     if (most_parts < 0) return refuse("most_parts: must be at least 0");
-    const size_t slot = size_t(kv_heads) * size_t(dim) * (kind == 0 ? 4 : 2), slots = size_t(k.view.len) / slot;
-    if (size_t(k.view.len) % slot) return refuse("k: must be [kv_heads, slots, dim] of the kind");
+    const size_t slot = size_t(kv_heads) * kv_bytes(KV(kind), dim), slots = size_t(k.view.len) / slot;
+    if (size_t(k.view.len) % slot) return refuse("k: must be [kv_heads, slots, dim] of the kind, for int8 [kv_heads, slots, dim + 4]");
     if (k.view.len != v.view.len) return refuse("v: must be as large as k");
     size_t rows;
     if (const char* problem = wrong(q_lens, kv_lens, kv_slots, slots, rows)) return refuse(problem);
     if (size_t(q.view.len) != rows * size_t(heads) * size_t(dim) * 4) return refuse("q: must be float32 [sum(q_lens), heads, dim]");
     if (out.view.len != q.view.len) return refuse("out: must be as large as q");
-    int items = 0, units = 0;
+    int items = 0, pieces = 0;
     bool memory = true;
     Py_BEGIN_ALLOW_THREADS
     try {
         Attention::Arena arena;
         Attention plan(q_lens.as<int32_t>(), kv_lens.as<int32_t>(), kv_slots.as<int32_t>(), int(q_lens.count<int32_t>()), heads, kv_heads, dim,
                        window, threads, share != 0, arena, size_t(most_parts));
-        items = plan.items(), units = plan.units();
+        items = plan.items(), pieces = plan.pieces();
         std::vector<int> order(static_cast<size_t>(items));
         std::iota(order.begin(), order.end(), 0);
         if (seed) std::shuffle(order.begin(), order.end(), std::mt19937(unsigned(seed)));
@@ -105,7 +105,7 @@ static PyObject* attention(PyObject*, PyObject* args) {
     }
     Py_END_ALLOW_THREADS
     if (!memory) return PyErr_NoMemory();
-    return Py_BuildValue("ii", items, units);
+    return Py_BuildValue("ii", items, pieces);
 }
 
 }  // namespace radixrt::attention_binding
@@ -113,5 +113,5 @@ static PyObject* attention(PyObject*, PyObject* args) {
 static PyMethodDef attention_methods[] = {
     {"attention", radixrt::attention_binding::attention, METH_VARARGS,
      "attention(variant, q, k, v, kind, q_lens, kv_lens, kv_slots, heads, kv_heads, dim, window, scale, out, threads, share, seed, most_parts)\n\n"
-     "One layer's attention into out; returns the numbers of items and of units. seed: of the items' order, 0: as they are."},
+     "One layer's attention into out; returns the numbers of items and of pieces of KV that are read. seed: of the items' order, 0: as they are."},
 };

@@ -259,11 +259,11 @@ inline PyObject* store_kv_row(PyObject*, PyObject* args) {
     if (!PyArg_ParseTuple(args, "sOi", &name, &object, &kind)) return nullptr;
     const Kernels* kernels = variant(name);
     if (!kernels) return nullptr;
-    if (kind < 0 || kind > int(KV::kBF16))
-        return PyErr_Format(PyExc_ValueError, "kind=%d: must be 0 (float32), 1 (float16) or 2 (bfloat16)", kind);
+    if (kind < 0 || kind > int(KV::kI8))
+        return PyErr_Format(PyExc_ValueError, "kind=%d: must be 0 (float32), 1 (float16), 2 (bfloat16) or 3 (int8)", kind);
     const Buffer x(object, "x", 4);
     if (!x.ok()) return nullptr;
-    PyObject* out = new_bytes(x.size() * (KV(kind) == KV::kF32 ? 4 : 2));
+    PyObject* out = new_bytes(kv_bytes(KV(kind), int(x.size())));
     if (out) kernels->store_kv(x.as<float>(), int(x.size()), KV(kind), bytes_as<void>(out));
     return out;
 }

@@ -12,8 +12,14 @@ struct KVHead {  // keys and values of one head of one layer
     size_t stride;  // elements between two slots
     int dim;
     KV kind;
-    const int32_t* ahead = nullptr;  // slots that will be attended to next: fetched while these are
+    const int32_t* ahead = nullptr;  // slots that will be attended to next: their keys are fetched while these are
     int ahead_count = 0;
+};
+
+struct Piece {  // positions of a span, and which queries attend to them
+    int begin, end;
+    const int32_t* slots;  // of the position `begin`
+    int first, last;       // queries
 };
 
 struct Kernels {
@@ -29,14 +35,14 @@ struct Kernels {
     void (*silu_mul)(const float* gate, const float* up, int n, float* out);
     void (*store_kv)(const float* from, int n, KV kind, void* to);
     // -- attention kernels
-    // Attention of `count` queries over the positions begin .. end, all in one span (end - begin <= kSpan), from scratch.
-    //   slots     of the positions begin .. end
+    // Attention of `count` queries over positions of one span, from scratch.
+    //   pieces    a query's have its positions, in order and no two of them the same one
     //   q         `count` pointers to queries of head.dim elements
-    //   from, to  for each query the positions it sees: from <= position < to
+    //   from, to  for each query the positions it sees: from <= position < to, and in its pieces
     //   part      for each query a pointer to 2 + dim rounded up to 16 floats: largest score, sum of weights, weighted sum of values
     //   scratch   Attention::kernel_floats(dim) floats, best aligned to 64 bytes
-    void (*attend)(const KVHead& head, const int32_t* slots, int begin, int end, const float* const* q, const int32_t* from,
-                   const int32_t* to, int count, float scale, float* const* part, float* scratch);
+    void (*attend)(const KVHead& head, const Piece* pieces, int piece_count, const float* const* q, const int32_t* from, const int32_t* to,
+                   int count, float scale, float* const* part, float* scratch);
     // into := into merged with part; a part that saw nothing (sum 0) changes nothing
     void (*merge)(float* into, const float* part, int dim);
     void (*finish)(const float* part, int dim, float* out);  // out[dim] := values / sum

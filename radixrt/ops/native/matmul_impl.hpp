@@ -7,10 +7,10 @@
 //   float       each element: acc  := fma(x, w, acc)
 // and then (acc + bias), and out + that with `add`.
 
-constexpr int kTogether = kRows < 4 ? kRows : 4;                 // rows whose integer dot products run side by side
+constexpr int kPairRows = 5;              // rows from which tiles are multiplied two at a time: for fewer, memory is better read in one stream
 constexpr size_t kRowsCache = 448 << 10;  // bytes of rows that stay in L2 while tiles of weights pass
 
-// SMALL: no code is above 127
+// SMALL: no code is above 127; else the offset is 128
 template <Kind KIND, int GROUP, bool MINS, bool WIDE, bool SMALL = KIND == Kind::kQ4 || MINS || WIDE>
 struct Format {
     static constexpr Kind kind = KIND;
@@ -22,11 +22,17 @@ struct Format {
     static constexpr int bytes = codes + scales * (MINS ? 2 : 1);
 };
 
-// A dot product under way; on a machine that sums 16 bits faster, its simd header has its own `Nibbles`.
+// A dot product under way, with - offset * sum of x in it from the start. On a machine that sums 16 bits faster, its simd header has its own
+// `Nibbles`, and where `dot4` multiplies signed bytes, RADIXRT_SIGNED: it takes the offset 128 off by itself.
 template <class T>
 struct Dot {
     I sum;
-    void start(I from) { sum = from; }
+    void start(I from) {
+#ifdef RADIXRT_SIGNED
+        if (!T::small) from = izero();
+#endif
+        sum = from;
+    }
     void step(B w, const int8_t* x) { sum = T::small ? dot4_nibble(sum, w, x) : dot4(sum, w, x); }
     I end() const { return sum; }
 };
@@ -43,72 +49,99 @@ static inline void finish_tile(F acc, const Matrix& w, int tile, float* out, boo
     store_some(out, acc, n);
 }
 
-// one tile of 16 outputs x ROWS rows from `row` on; `ahead`: where to prefetch, in bytes from what is read now, or 0
-template <class T, int ROWS>
-static void quantized_tile(const Matrix& w, int tile, const Rows& x, int row, float* out, size_t stride, bool add_to, size_t ahead) {
+// What is to be brought into the cache while a tile is computed: `step` bytes from `from` on for each group, one tile's or two.
+struct Fetch {
+    const uint8_t* from;  // or null: nothing
+    int step;
+};
+
+// TILES tiles of 16 outputs x ROWS rows from `row` on. All integer dot products of a group run side by side, more of them than a dot product takes
+// to be done; two tiles share what is loaded of the rows. The sums may not find room in registers beside them, which costs little: each is touched
+// once a group.
+template <class T, int ROWS, int TILES>
+static void quantized_tile(const Matrix& w, int tile, const Rows& x, int row, float* out, size_t stride, bool add_to, Fetch fetch) {
+    constexpr bool nibbles = T::kind == Kind::kQ4;
+    constexpr int steps = T::group / 4, loads = nibbles ? steps / 2 : steps, together = ROWS < kTogether ? ROWS : kTogether;
     const int groups = w.k / T::group;
-    const size_t k = x.k;
-    const uint8_t* p = w.data + size_t(tile) * groups * T::bytes;
+    const size_t k = x.k, tile_bytes = size_t(groups) * T::bytes;
+    const uint8_t* p = w.data + size_t(tile) * tile_bytes;
     const int8_t* codes = x.codes + row * k;
-    const float *scale = x.scale + size_t(row) * groups, *weight = x.weight + size_t(row) * groups;
-    const int32_t* sum = x.sum + size_t(row) * groups;
-    F acc[ROWS];
-    for (int r = 0; r < ROWS; r++) acc[r] = zero();
-    for (int g = 0; g < groups; g++, p += T::bytes, codes += T::group) {
-        B b[T::group / 4];
-        if constexpr (T::kind == Kind::kQ4) {
-#pragma GCC unroll 8
-            for (int i = 0; i < T::group / 8; i++) {
-                const B both = load_bytes(p + 64 * i);
-                b[i] = low(both);
-                b[i + T::group / 8] = high(both);
-            }
-        } else {
-#pragma GCC unroll 8
-            for (int i = 0; i < T::group / 4; i++) b[i] = load_bytes(p + 64 * i);
+    const size_t at = size_t(row) * groups;
+    const float *scale = x.scale + at, *weight = x.weight + at;
+    const int32_t* sum = x.sum + at;
+    F acc[ROWS][TILES];
+    for (int r = 0; r < ROWS; r++)
+        for (int t = 0; t < TILES; t++) acc[r][t] = zero();
+    for (int g = 0; g < groups; g++, p += T::bytes, codes += T::group, scale++, weight++, sum++) {
+        if (fetch.from) {
+#pragma GCC unroll 32
+            for (int i = 0; i < T::bytes; i += 64) __builtin_prefetch(fetch.from + i);
+            if (fetch.step > T::bytes)
+#pragma GCC unroll 32
+                for (int i = T::bytes; i < 2 * T::bytes; i += 64) __builtin_prefetch(fetch.from + i);
+            fetch.from += fetch.step;
         }
-        if (ahead)
 #pragma GCC unroll 16
-            for (int i = 0; i < T::bytes; i += 64) __builtin_prefetch(p + ahead + i);
-        const uint8_t* s = p + T::codes;
-        F d, m;
-        if constexpr (T::wide) {
-            d = load(reinterpret_cast<const float*>(s));
-            if constexpr (T::mins) m = load(reinterpret_cast<const float*>(s + T::scales));
-        } else {
-            d = load_f16(reinterpret_cast<const uint16_t*>(s));
-            if constexpr (T::mins) m = load_f16(reinterpret_cast<const uint16_t*>(s + T::scales));
-        }
-#pragma GCC unroll 4
-        for (int first = 0; first < ROWS; first += kTogether) {
-            Dot<T> dot[kTogether];
-#pragma GCC unroll 4
-            for (int r = 0; r < kTogether; r++)
-                if (first + r < ROWS) dot[r].start(T::mins ? izero() : iset1(-w.offset * sum[size_t(first + r) * groups + g]));
+        for (int first = 0; first < ROWS; first += together) {
+            Dot<T> dot[together][TILES];
+#pragma GCC unroll 16
+            for (int r = 0; r < together; r++)
+#pragma GCC unroll 2
+                for (int t = 0; t < TILES; t++)
+                    if (first + r < ROWS) dot[r][t].start(T::mins ? izero() : iset1(-w.offset * sum[size_t(first + r) * groups]));
 #pragma GCC unroll 8
-            for (int i = 0; i < T::group / 4; i++)
-#pragma GCC unroll 4
-                for (int r = 0; r < kTogether; r++)
-                    if (first + r < ROWS) dot[r].step(b[i], codes + (first + r) * k + 4 * i);
-#pragma GCC unroll 4
-            for (int r = 0; r < kTogether; r++) {
+            for (int i = 0; i < loads; i++) {
+                B b[TILES][2];
+#pragma GCC unroll 2
+                for (int t = 0; t < TILES; t++) {
+                    b[t][0] = load_bytes(p + t * tile_bytes + 64 * i);
+                    if (nibbles) b[t][1] = high(b[t][0]), b[t][0] = low(b[t][0]);
+                }
+#pragma GCC unroll 2
+                for (int part = 0; part < (nibbles ? 2 : 1); part++)
+#pragma GCC unroll 16
+                    for (int r = 0; r < together; r++)
+#pragma GCC unroll 2
+                        for (int t = 0; t < TILES; t++)
+                            if (first + r < ROWS) dot[r][t].step(b[t][part], codes + (first + r) * k + 4 * (i + part * loads));
+            }
+            F d[TILES], m[TILES];
+#pragma GCC unroll 2
+            for (int t = 0; t < TILES; t++) {
+                const uint8_t* s = p + t * tile_bytes + T::codes;
+                if constexpr (T::wide) {
+                    d[t] = load(reinterpret_cast<const float*>(s));
+                    if constexpr (T::mins) m[t] = load(reinterpret_cast<const float*>(s + T::scales));
+                } else {
+                    d[t] = load_f16(reinterpret_cast<const uint16_t*>(s));
+                    if constexpr (T::mins) m[t] = load_f16(reinterpret_cast<const uint16_t*>(s + T::scales));
+                }
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < together; r++) {
                 if (first + r >= ROWS) continue;
-                const size_t at = size_t(first + r) * groups + g;
-                F& to = acc[first + r];
-                to = fma(mul(d, to_float(dot[r].end())), set1(scale[at]), to);
-                if constexpr (T::mins) to = fma(m, set1(weight[at]), to);
+                const size_t of = size_t(first + r) * groups;
+                const F by = set1(scale[of]);
+#pragma GCC unroll 2
+                for (int t = 0; t < TILES; t++) acc[first + r][t] = fma(mul(d[t], to_float(dot[r][t].end())), by, acc[first + r][t]);
+                if constexpr (T::mins) {
+                    const F least = set1(weight[of]);
+#pragma GCC unroll 2
+                    for (int t = 0; t < TILES; t++) acc[first + r][t] = fma(m[t], least, acc[first + r][t]);
+                }
             }
         }
     }
-    for (int r = 0; r < ROWS; r++) finish_tile(acc[r], w, tile, out + (row + r) * stride, add_to);
+    for (int r = 0; r < ROWS; r++)
+        for (int t = 0; t < TILES; t++) finish_tile(acc[r][t], w, tile + t, out + (row + r) * stride, add_to);
 }
 
-template <class T, int ROWS>
+template <class T, int ROWS, int TILES>
 static void quantized_tail(int rows, const Matrix& w, int tile, const Rows& x, int row, float* out, size_t stride, bool add_to,
-                           size_t ahead) {
+                           Fetch fetch) {
     if constexpr (ROWS > 1)
-        if (rows < ROWS) return quantized_tail<T, ROWS - 1>(rows, w, tile, x, row, out, stride, add_to, ahead);
-    quantized_tile<T, ROWS>(w, tile, x, row, out, stride, add_to, ahead);
+        if (rows < ROWS) return quantized_tail<T, ROWS - 1, TILES>(rows, w, tile, x, row, out, stride, add_to, fetch);
+    quantized_tile<T, ROWS, TILES>(w, tile, x, row, out, stride, add_to, fetch);
 }
 
 static inline int rows_of_block(size_t row_bytes, int unit) {
@@ -123,12 +156,25 @@ static void quantized(const Matrix& w, int begin, int end, const Rows& x, float*
     const size_t near = tile_bytes < 8192 ? tile_bytes : 8192;
     for (int from = 0; from < x.rows; from += block) {
         const int to = x.rows - from < block ? x.rows : from + block;
-        for (int tile = begin; tile < end; tile++)
-            for (int row = from; row < to; row += kRows) {
-                // the first rows bring the next tile
-                const size_t ahead = row != from || tile + 1 == end ? 0 : to - from <= kRows ? near : tile_bytes;
-                quantized_tail<T, kRows>(to - row, w, tile, x, row, out, stride, add_to, ahead);
+        const bool once = to - from <= kRows;
+        for (int tile = begin; tile < end;) {
+            const int tiles = end - tile > 1 && to - from >= kPairRows ? kTiles : 1, next = tile + tiles;
+            // The next tiles, of whoever computes them: the first rows bring the first and the second rows the second, or the only rows both.
+            Fetch fetch{nullptr, T::bytes};
+            if (next + tiles <= w.tiles()) {
+                fetch.from = w.data + next * tile_bytes;
+                if (once && tiles > 1) fetch.step *= 2;
+                if (once && tiles == 1) fetch.from = w.data + tile * tile_bytes + near;
             }
+            for (int row = from, n = 1; row < to; row += kRows, n++) {
+                if (tiles > 1)
+                    quantized_tail<T, kRows, kTiles>(to - row, w, tile, x, row, out, stride, add_to, fetch);
+                else
+                    quantized_tail<T, kRows, 1>(to - row, w, tile, x, row, out, stride, add_to, fetch);
+                fetch.from = fetch.from && n < tiles ? fetch.from + tile_bytes : nullptr;
+            }
+            tile = next;
+        }
     }
 }
 
@@ -204,7 +250,7 @@ static void matmul(const Matrix& w, int begin, int end, const Rows& x, float* ou
             return quantized<Format<Kind::kQ4, 32, true, true>>(w, begin, end, x, out, stride, add_to);
         case Kind::kQ8:
             if (w.group == 16) return quantized<Format<Kind::kQ8, 16, false, true>>(w, begin, end, x, out, stride, add_to);
-            if (w.offset >= 64) return quantized<Format<Kind::kQ8, 32, false, false>>(w, begin, end, x, out, stride, add_to);
+            if (w.offset == 128) return quantized<Format<Kind::kQ8, 32, false, false>>(w, begin, end, x, out, stride, add_to);
             if (!w.mins) return quantized<Format<Kind::kQ8, 32, false, false, true>>(w, begin, end, x, out, stride, add_to);
             if (!w.wide) return quantized<Format<Kind::kQ8, 32, true, false>>(w, begin, end, x, out, stride, add_to);
             return quantized<Format<Kind::kQ8, 32, true, true>>(w, begin, end, x, out, stride, add_to);

@@ -27,10 +27,8 @@ struct LayerWeights {
     const float *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: none, or one weight an element of a head
     Matrix q, k, v, o, gate, up, down;
     int window;  // 0: all positions
-    uint8_t *k_cache, *v_cache;  // [kv_heads, slots, dim]
+    uint8_t *k_cache, *v_cache;  // [kv_heads, slots, kv_elements(kind, dim)]
 };
-
-inline size_t kv_bytes(KV kind) { return kind == KV::kF32 ? 4 : 2; }
 
 // Row `index` of a matrix, as numbers.
 inline void unpack_row(const Matrix& w, int index, const Kernels& kernels, float* out);
@@ -262,10 +260,12 @@ private:
             return phase == kO ? s.heads * s.dim : phase == kDown ? s.inner : s.hidden;
         }
 
-        // Tiles of an item: a few when there are many rows, else so many that each thread has some items to choose from.
+        // Tiles of an item: a few when there are many rows, else so many that each thread has some items to choose from; pairs, which
+        // several rows are multiplied with at once.
         int tiles_of_item(const Matrix& w) const {
             if (b.rows >= 64) return 4;
-            return std::max(1, std::min(8, w.tiles() / (6 * m.threads_->count())));
+            const int size = std::max(1, std::min(8, w.tiles() / (6 * m.threads_->count())));
+            return few || size < 2 ? size : size / 2 * 2;
         }
         int groups(const Matrix& w) const { return blocks(w.tiles(), tiles_of_item(w)); }
 
@@ -331,7 +331,7 @@ private:
                     } else {
                         uint8_t* cache = part == 1 ? layer.k_cache : layer.v_cache;
                         k.store_kv(values, s.dim, s.kv,
-                                   cache + (size_t(head + h) * m.slots + size_t(b.write_slots[first + r])) * s.dim * kv_bytes(s.kv));
+                                   cache + (size_t(head + h) * m.slots + size_t(b.write_slots[first + r])) * kv_bytes(s.kv, s.dim));
                     }
                 }
             }

@@ -148,7 +148,7 @@ PyObject* model_new(PyTypeObject* type, PyObject* args, PyObject*) {
     return guarded([&]() -> PyObject* {
         const Kernels* kernels = *name ? kernels_by_name(name) : best_kernels();
         if (!kernels) throw Refused(std::string("kernels=") + name + ": not on this machine");
-        if (kv < 0 || kv > int(KV::kBF16)) throw Refused("kv: no such kind");
+        if (kv < 0 || kv > int(KV::kI8)) throw Refused("kv: no such kind");
         if (s.hidden < 1 || s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads || s.dim < 2 || s.dim % 2 || s.inner < 1 || s.vocab < 1 || slots < 1)
             throw Refused("shape: sizes out of range");
         s.kv = KV(kv);

@@ -101,9 +101,31 @@ static inline uint16_t to_bf16(float x) {  // to nearest even
     return uint16_t((u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 0x40 : rounded);
 }
 
+// codes[n], then the scale; with anything infinite or NaN the scale is NaN, and below 1e-30 all is zero
+static void store_kv8(const float* from, int n, int8_t* to) {
+    F most = zero(), bad = zero();
+    for (int i = 0; i < n; i += kLanes) {
+        const F a = load_some(from + i, n - i);
+        most = max(abs(a), most);
+        bad = fma(a, zero(), bad);  // 0, or NaN
+    }
+    const float largest = reduce_max(most), poison = reduce_add(bad);
+    const bool small = !(largest > 1e-30f);
+    const F by = set1(small ? 0 : 127 / largest);
+    for (int i = 0; i < n; i += kLanes) {
+        int8_t t[kLanes];
+        store_bytes(t, to_int(round(max(min(mul(load_some(from + i, n - i), by), set1(127)), set1(-127)))));
+        __builtin_memcpy(to + i, t, size_t(n - i < kLanes ? n - i : kLanes));
+    }
+    const float scale = (small ? 0 : largest / 127) + poison;
+    __builtin_memcpy(to + n, &scale, sizeof scale);
+}
+
 static void store_kv(const float* from, int n, KV kind, void* to) {
     if (kind == KV::kF32) {
         __builtin_memcpy(to, from, sizeof(float) * n);
+    } else if (kind == KV::kI8) {
+        store_kv8(from, n, static_cast<int8_t*>(to));
     } else if (kind == KV::kBF16) {
         for (int i = 0; i < n; i++) static_cast<uint16_t*>(to)[i] = to_bf16(from[i]);
     } else {

@@ -14,6 +14,8 @@ struct F { __m256 a, b; };
 struct I { __m256i a, b; };
 using B = I;  // 16 lanes x 4 bytes
 constexpr int kRows = 4;        // rows of a quantized matmul tile
+constexpr int kTogether = 4;    // of these, rows whose dot products run side by side
+constexpr int kTiles = 1;        // tiles that are multiplied at once
 constexpr int kRowsFloat = 5;   // rows of a float matmul tile of one vector
 constexpr int kWide = 1;        // rows of a tile of four vectors
 
@@ -27,6 +29,10 @@ static inline F load_f16(const uint16_t* p) {
 static inline F load_bf16(const uint16_t* p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8))), 16))};
+}
+static inline F load_i8(const int8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
 }
 static inline void store_f16(uint16_t* p, F v) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -112,15 +118,16 @@ static inline I dot4_nibble(I acc, B w, const int8_t* x) {  // bytes of w up to 
     return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(w.a, v), one)),
             _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(w.b, v), one))};
 }
-static inline I dot4(I acc, B w, const int8_t* x) {  // 16 * high nibbles + low nibbles, each of which is safe
+#define RADIXRT_SIGNED
+// acc += dot of the 4 bytes less 128 of each lane with 4 signed ones above -128. The signs of the first are moved to the second; then the 16-bit
+// sums in between cannot overflow: 2 x 128 x 127 is below 2^15.
+static inline I dot4(I acc, B w, const int8_t* x) {
     int32_t four;
     __builtin_memcpy(&four, x, 4);
-    const __m256i v = _mm256_set1_epi32(four), one = _mm256_set1_epi16(1), sixteen = _mm256_set1_epi16(16);
-    const B l = low(w), h = high(w);
-    return {_mm256_add_epi32(acc.a, _mm256_add_epi32(_mm256_madd_epi16(_mm256_maddubs_epi16(l.a, v), one),
-                                                     _mm256_madd_epi16(_mm256_maddubs_epi16(h.a, v), sixteen))),
-            _mm256_add_epi32(acc.b, _mm256_add_epi32(_mm256_madd_epi16(_mm256_maddubs_epi16(l.b, v), one),
-                                                     _mm256_madd_epi16(_mm256_maddubs_epi16(h.b, v), sixteen)))};
+    const __m256i v = _mm256_set1_epi32(four), one = _mm256_set1_epi16(1), top = _mm256_set1_epi8(-128);
+    const __m256i a = _mm256_xor_si256(w.a, top), b = _mm256_xor_si256(w.b, top);
+    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(v, a)), one)),
+            _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(b), _mm256_sign_epi8(v, b)), one))};
 }
 #define RADIXRT_NIBBLES
 struct Nibbles {  // 8 such dot products at most, summed in 16 bits: 8 x 2 x 15 x 127 is below 2^15

@@ -10,6 +10,8 @@ using F = __m512;
 using I = __m512i;
 using B = __m512i;  // 16 lanes x 4 bytes
 constexpr int kRows = 8;      // rows of a quantized matmul tile
+constexpr int kTogether = 8;  // of these, rows whose dot products run side by side
+constexpr int kTiles = 2;      // tiles that are multiplied at once
 constexpr int kRowsFloat = 12;  // rows of a float matmul tile of one vector
 constexpr int kWide = 6;      // rows of a tile of four vectors
 
@@ -21,6 +23,7 @@ static inline F load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_load
 static inline F load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
+static inline F load_i8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 static inline void store_f16(uint16_t* p, F a) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

@@ -13,6 +13,8 @@ struct F { float32x4_t a, b, c, d; };
 struct I { int32x4_t a, b, c, d, bias; };
 struct B { uint8x16_t a, b, c, d; };  // 16 lanes x 4 bytes
 constexpr int kRows = 4;              // rows of a quantized matmul tile
+constexpr int kTogether = 4;          // of these, rows whose dot products run side by side
+constexpr int kTiles = 1;              // tiles that are multiplied at once
 constexpr int kRowsFloat = 6;         // rows of a float matmul tile of one vector
 constexpr int kWide = 1;              // rows of a tile of four vectors
 
@@ -30,6 +32,11 @@ static inline float32x4_t half4(const uint16_t* p) { return vcvt_f32_f16(vreinte
 static inline F load_f16(const uint16_t* p) { return {half4(p), half4(p + 4), half4(p + 8), half4(p + 12)}; }
 static inline float32x4_t bf16x4(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 static inline F load_bf16(const uint16_t* p) { return {bf16x4(p), bf16x4(p + 4), bf16x4(p + 8), bf16x4(p + 12)}; }
+static inline F load_i8(const int8_t* p) {
+    const int16x8_t low = vmovl_s8(vld1_s8(p)), high = vmovl_s8(vld1_s8(p + 8));
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))};
+}
 static inline void store_half4(uint16_t* p, float32x4_t x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
 static inline void store_f16(uint16_t* p, F x) {
     store_half4(p, x.a), store_half4(p + 4, x.b), store_half4(p + 8, x.c), store_half4(p + 12, x.d);

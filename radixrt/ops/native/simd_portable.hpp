@@ -11,6 +11,8 @@ struct F { float v[16]; };
 struct I { int32_t v[16]; };
 struct B { uint8_t v[64]; };  // 16 lanes x 4 bytes
 constexpr int kRows = 4;       // rows of a quantized matmul tile
+constexpr int kTogether = 1;   // of these, rows whose dot products run side by side
+constexpr int kTiles = 1;       // tiles that are multiplied at once
 constexpr int kRowsFloat = 2;  // rows of a float matmul tile of one vector
 constexpr int kWide = 1;       // rows of a tile of four vectors
 
@@ -59,6 +61,11 @@ static inline F load_f16(const uint16_t* p) {
 static inline F load_bf16(const uint16_t* p) {
     F r;
     for (int i = 0; i < 16; i++) r.v[i] = from_bits(uint32_t(p[i]) << 16);
+    return r;
+}
+static inline F load_i8(const int8_t* p) {
+    F r;
+    for (int i = 0; i < 16; i++) r.v[i] = float(p[i]);
     return r;
 }
 static inline void store_f16(uint16_t* p, F a) {

@@ -14,7 +14,12 @@ constexpr int kChunk = 64;   // positions of KV that attention loads at once
 constexpr int kSpan = 128;   // positions whose attention is computed from scratch and merged, in order; starts at its multiples
 
 enum class Kind : int { kQ4 = 0, kQ8 = 1, kF32 = 2, kF16 = 3, kBF16 = 4 };  // how weights are stored
-enum class KV : int { kF32 = 0, kF16 = 1, kBF16 = 2 };                      // how keys and values are stored
+
+// How keys and values are stored. kI8: the codes of a head, -127 .. 127, and behind them the float32 that each of them is multiplied with.
+enum class KV : int { kF32 = 0, kF16 = 1, kBF16 = 2, kI8 = 3 };
+inline size_t kv_element(KV kind) { return kind == KV::kF32 ? 4 : kind == KV::kI8 ? 1 : 2; }
+inline size_t kv_elements(KV kind, int dim) { return size_t(dim) + (kind == KV::kI8 ? 4 : 0); }  // of a head in a slot
+inline size_t kv_bytes(KV kind, int dim) { return kv_element(kind) * kv_elements(kind, dim); }
 
 // A weight matrix [n, k], in tiles of 16 outputs (n padded with zeros):
 //   kQ4, kQ8   a tile is k / group groups after one another. A group is its codes and then its scales:
