@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -139,7 +139,11 @@ def run(args: argparse.Namespace) -> int:
                 raise InvalidRequest(f"--{name}", "has nothing to show of a --dry-run")
         return _dry_run(args, settings)
     if args.report is not None:
-        _check_report(args.report, (args.input, args.gold, output))
+        own = () if output is None else (output, f"{output}.errors.jsonl", f"{output}.job")
+        prompt = flags.given_flags(args, _JOB).get("prompt") or ""
+        asked = prompt[1:] if prompt.startswith("@") else None
+        read = (args.input, args.gold, settings.get("schema"), settings.get("examples"), asked)
+        _check_report(args.report, [each for each in (*own, *read) if each])
     try:
         result = _extract(args, settings)
     except JobStopped as error:
@@ -149,7 +153,8 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(row, ensure_ascii=(sys.stdout.encoding or "").lower().replace("-", "") != "utf8"))
         sys.stdout.flush()
     for failed in islice(_errors(result), _MOST_PROBLEMS):
-        print(f"radixrt: {failed['id']}: {failed['error']}".replace("\n", " "), file=sys.stderr)
+        said = f"radixrt: {failed['id']}: {failed['error']}".replace("\n", " ")
+        print(figures.printable(said, sys.stderr), file=sys.stderr)
     if not args.quiet:
         _say(result, output)
     if gold is not None or args.report is not None:
@@ -162,6 +167,8 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     settings = {**flags.given_flags(args, _ENGINE), **flags.given_flags(args, _JOB)}
     if "choices" in settings:
         settings["choices"] = [word.strip() for word in settings["choices"].split(",")]
+        if not all(settings["choices"]):
+            raise InvalidRequest("--choices", f": there is an empty choice among {shown(settings['choices'])}")
     prompt = settings.get("prompt") or ""
     if prompt.startswith("@"):
         try:
@@ -173,16 +180,17 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _check_report(path: str, others: Iterable[str | None]) -> None:
+def _check_report(path: str, others: Sequence[str]) -> None:
     """Refuse, before any work, a place that cannot be written to."""
+    from radixrt.jobs.places import read_there
+
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise InvalidRequest("--report", f"={shown(path)}: there is no folder {shown(folder)}")
     if os.path.isdir(path):
         raise InvalidRequest("--report", f"={shown(path)}: is a folder")
-    for other in others:
-        if other is not None and os.path.realpath(other) == os.path.realpath(path):
-            raise InvalidRequest("--report", f"={shown(path)}: is a file of the job itself")
+    if read_there(path, others) or os.path.realpath(path) in map(os.path.realpath, others):
+        raise InvalidRequest("--report", f"={shown(path)}: is a file of the job itself, or in a folder that it reads")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise InvalidRequest("--report", f"={shown(path)}: cannot be written")
 
@@ -317,10 +325,10 @@ def _dry_run(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     usable = count - unreadable
     print(f"{count:,} documents, {characters:,} characters; {unreadable:,} cannot be read")
     for problem in problems:
-        print(f"  {problem}")
+        print(figures.printable(f"  {problem}", sys.stdout))
     if not first:
         raise InvalidRequest("input", f"={shown(args.input)}: has no document that can be read")
-    print(f"\nprompt of {first[0].id}:")
+    print(figures.printable(f"\nprompt of {first[0].id}:", sys.stdout))
     for message in layout.document(first[0].text).messages:
         print(figures.printable(f"[{message['role']}]\n{_cut(message['content'], 4_000)}\n", sys.stdout))
 

@@ -45,14 +45,15 @@ class Backend(Protocol):
     """A model that answers a job's prompts. ``start`` comes first, ``close`` last.
 
     Fields:
-        name: of the model, for people. settings: what else decides about its answers: part of what a resumed job
-            compares.
+        name: of the model, as a resumed job compares it.
         context_length: most tokens of a prompt and its answer. pool_tokens: of KV; ``None``: not known.
+        min_tokens: of the shortest answer that meets the target; 1 where that is not known.
     """
 
     name: str
     context_length: int
     pool_tokens: int | None
+    min_tokens: int
 
     async def start(self) -> None:
         """Load or look up the model, and compile what is asked of it.

@@ -28,6 +28,7 @@ CONTEXT = 131_072  # tokens, where a server does not tell
 _MESSAGE = 8  # tokens around a message, in an estimate
 _OPENAI = "api.openai.com"
 _MARGIN = 1.1
+_IMPOSSIBLE = -1e6  # a log-probability
 _COUNTS = ("radixrt", "vllm")  # owners of models that have a /tokenize beside /v1
 
 
@@ -73,6 +74,9 @@ class EndpointBackend:
         self.name = ""
         self.context_length = context_length or 0
         self.pool_tokens: int | None = None
+        self.min_tokens = 1
+        self._answered = False  # a prompt, ever
+        self._asking = asyncio.Lock()
 
     async def start(self) -> None:
         problem_of(self._target.constraint, "")  # what it takes to judge an answer is there
@@ -148,12 +152,33 @@ class EndpointBackend:
         except EndpointDown as error:
             raise BackendDown(str(error)) from None
         except Refused as error:
-            if error.status == 404:
-                raise BackendDown(f"{self._http.name} {error}") from None
+            every = error if error.status == 404 else await self._refuses_every(body, prompt, error)
+            if every is not None:
+                raise BackendDown(f"{self._http.name} {every}") from None
             raise InvalidRequest("endpoint", str(error)) from None
+        self._answered = True
         return await asyncio.to_thread(_answer, reply, asked, max_tokens, logprobs)
 
     # ---- inside
+
+    async def _refuses_every(self, body: Mapping[str, Any], prompt: Prompt, error: Refused) -> Refused | None:
+        """Why a document of one letter is refused too, if it is: then it is not the document that is refused, but the
+        model's name, the schema or a setting. Not asked once anything was answered.
+        """
+        if not 400 <= error.status < 500:
+            return None
+        async with self._asking:
+            if not self._answered:
+                short = [*prompt.messages[: prompt.shared], {"role": "user", "content": "x"}]
+                try:
+                    async with self._places:
+                        await self._http.ask("v1/chat/completions", {**body, "messages": short})
+                except EndpointDown as down:
+                    raise BackendDown(str(down)) from None
+                except Refused as again:
+                    return again
+                self._answered = True
+        return None
 
     async def _look_up(self) -> int | None:
         """Choose the model; its context, where the server tells."""
@@ -255,9 +280,10 @@ def _tokens(given: Any) -> tuple[tuple[bytes, float], ...] | None:
     for entry in entries:
         if not isinstance(entry, dict):
             return None
-        value, spelled = entry.get("logprob"), entry.get("bytes")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        given_value, spelled = entry.get("logprob"), entry.get("bytes")
+        if isinstance(given_value, bool) or not isinstance(given_value, (int, float)):
             return None
+        value = min(0.0, max(_IMPOSSIBLE, given_value))  # also what is no float, or no number
         if isinstance(spelled, list) and all(type(byte) is int and 0 <= byte < 256 for byte in spelled):
             found.append((bytes(spelled), float(value)))
         elif isinstance(entry.get("token"), str):

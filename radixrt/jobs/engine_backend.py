@@ -60,6 +60,7 @@ class EngineBackend:
         self.name = ""
         self.context_length = 0
         self.pool_tokens: int | None = None
+        self.min_tokens = 1
         self._running = 1
         self._shared = 0
 
@@ -76,7 +77,7 @@ class EngineBackend:
         stats = await self._engine.stats()
         self._before = (stats.prompt_tokens, stats.unique_tokens)
         compiling = await self._engine.call(lambda engine: engine.compile(self._target.constraint))
-        await asyncio.wrap_future(compiling)
+        self.min_tokens = (await asyncio.wrap_future(compiling)).min_tokens
 
     async def close(self) -> None:
         hold, self._hold = self._hold, None

@@ -81,10 +81,13 @@ class Http:
         self._answered = clock()  # the last time that anything was
 
     async def start(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=self._timeout, sock_connect=_CONNECT)
+        if not self._key.isprintable():
+            raise InvalidRequest(
+                "endpoint", ": the key in RADIXRT_API_KEY or OPENAI_API_KEY has a line break or control character in it"
+            )
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         connector = aiohttp.TCPConnector(limit=0)  # who asks bounds how many are asked
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         self._answered = self._clock()
 
     async def close(self) -> None:
@@ -115,7 +118,7 @@ class Http:
             left = self._patience - (now - max(failed, self._answered))
             pause = min(_LONGEST, _FIRST * 2 ** min(tries - 1, 10)) * random.uniform(0.75, 1.0)
             if left <= 0 or found.wait > left:
-                asked = f", and asks to wait {found.wait:g} seconds" if found.wait > left else ""
+                asked = f", and asks to wait {found.wait:,.0f} seconds" if found.wait > max(left, 0) else ""
                 raise EndpointDown(
                     f"{self.name} {found.problem}{asked}; it was given patience={self._patience:g} seconds"
                 )
@@ -132,14 +135,21 @@ class Http:
             raise EndpointDown(f"{self.name}: the connection was closed")
         url = self._base.joinpath(*path.strip("/").split("/"))
         headers = {"Content-Type": "application/json"} if data is not None else {}
+        # what takes no work is answered at once, or the endpoint is down
+        limit = self._timeout if data is not None else min(self._timeout, max(self._patience, _CONNECT))
         try:
             async with self._session.request(
-                "GET" if data is None else "POST", url, data=data, headers=headers, allow_redirects=False
+                "GET" if data is None else "POST",
+                url,
+                data=data,
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT),
             ) as response:
                 raw = await self._read(response)
                 return self._judged(response, raw)
         except TimeoutError:
-            return _Passing(f"did not answer within {self._timeout:g} seconds")
+            return _Passing(f"did not answer within {limit:g} seconds")
         except (aiohttp.InvalidURL, aiohttp.TooManyRedirects) as error:
             raise EndpointDown(f"{self.name}: {type(error).__name__}") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -166,12 +176,18 @@ class Http:
         except (ValueError, RecursionError):
             value = None
         if 200 <= status < 300:
-            return value if isinstance(value, dict) else _Passing("answered something that is no JSON object")
+            if not isinstance(value, dict):
+                return _Passing("answered something that is no JSON object")
+            if value.get("error") and not (value.get("choices") or value.get("data")):  # of whom it asked in its turn
+                return _Passing(f"answered {status} with an error: {self._words(_told(value, raw))}")
+            return value
         problem = f"answered {status}: {self._words(_told(value, raw))}"
         if status in _PASSES or (status >= 500 and status not in _NEVER):
             return _Passing(problem, status in _BUSY, self._wait(response.headers.get("Retry-After", "")))
         if status in (401, 403):
             raise EndpointDown(f"{self.name} {problem}; the key is read from RADIXRT_API_KEY or OPENAI_API_KEY")
+        if status == 402:  # nothing is left to pay with
+            raise EndpointDown(f"{self.name} {problem}")
         raise Refused(status, problem)
 
     def _words(self, text: str) -> str:

@@ -12,20 +12,22 @@ import hashlib
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from radixrt.checks import flag, integer, number
 from radixrt.config import EngineConfig
-from radixrt.errors import InvalidRequest, shown
+from radixrt.errors import InvalidRequest, RadixrtError, shown
 from radixrt.jobs.backends import Backend
 from radixrt.jobs.documents import Document, given_documents, read_documents
 from radixrt.jobs.endpoint_backend import EndpointBackend
 from radixrt.jobs.engine_backend import EngineBackend
 from radixrt.jobs.formats import csv_format, jsonl_format
 from radixrt.jobs.journal import Journal, Row
+from radixrt.jobs.merge import HOW
+from radixrt.jobs.places import read_there
 from radixrt.jobs.prompt import Layout
 from radixrt.jobs.run import Memory, Plan, fingerprint, in_thread, inline, run_job
 from radixrt.jobs.stats import Stats
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from radixrt.engine.core import Engine
 
 ORDERS = ("input", "completed")
-MERGES = ("vote", "first")
 _SAMPLE = 1 << 16  # bytes looked at, at three places of a file of weights
 _ANSWERING = ("dtype", "kv_dtype", "kernels", "chat_template")  # settings of an engine that can change an answer
 Source = str | os.PathLike[str] | Iterable[Any]
@@ -122,8 +123,8 @@ async def aextract(
     """
     if order not in ORDERS:
         raise InvalidRequest("order", f"={shown(order)}: must be one of {', '.join(ORDERS)}")
-    if merge not in MERGES:
-        raise InvalidRequest("merge", f"={shown(merge)}: must be one of {', '.join(MERGES)}")
+    if merge not in HOW:
+        raise InvalidRequest("merge", f"={shown(merge)}: must be one of {', '.join(HOW)}")
     for name, value in (("confidence", confidence), ("evidence", evidence), ("restart", restart)):
         flag(name, value)
     target = load_target(schema=schema, regex=regex, choices=choices)
@@ -156,15 +157,17 @@ async def aextract(
         "overlap": plan.overlap,
         "confidence": confidence,
         "evidence": evidence,
-        **{name: str(engine_settings[name]) for name in _ANSWERING if name in engine_settings},
+        **_answering(backend, engine, engine_settings),
     }
     rows = jsonl_format() if output is None else _row_format(Path(output), target, confidence, evidence)
+    if output is not None:
+        _refuse_what_is_read(Path(output), (source, examples, schema))
     if endpoint is None and engine is None and isinstance(backend, EngineBackend):
         settings["model"] = await asyncio.to_thread(model_identity, model)
     stats = Stats(total=len(source) if isinstance(source, Sized) and not isinstance(source, str) else None)
     async with AsyncExitStack() as stack:
         documents = await _opened(source, field, id_field, format, stack)
-        if progress is not None and isinstance(source, (str, os.PathLike)) and os.fspath(source) != "-":
+        if progress is not None and _can_be_read_twice(source):
             counting = read_documents(source, format=format, field=field, id_field=id_field)
             stack.callback(_count(counting, stats).set)
         if output is None:
@@ -173,18 +176,22 @@ async def aextract(
             return JobResult(None, None, stats, memory.rows, memory.errors)
         journal = stack.enter_context(Journal(output, settings, order=order, format=rows, restart=restart))
         stats.rows, stats.failed, stats.usage = journal.rows, journal.failed, journal.usage
-        stats.resumed = journal.resumed
-        done = journal.finished is not None
-        if done:
+        stats.resumed = journal.rows + journal.failed
+        if journal.finished is not None:
             async for document in documents:
+                if not journal.known(document.index, fingerprint(document)):  # it was added since
+                    documents = _led_by(document, documents)
+                    journal.extend()
+                    break
                 stats.read += 1
-                journal.known(document.index, fingerprint(document))
-            if not journal.unchanged():
-                raise InvalidRequest(
-                    "source",
-                    f" has changed since {os.fspath(output)!r} was finished; restart to do all documents again",
-                )
-        else:
+            else:
+                if not journal.unchanged():
+                    raise InvalidRequest(
+                        "source",
+                        f" has changed since {os.fspath(output)!r} was finished; restart to do all documents again",
+                    )
+        done = journal.finished is not None
+        if not done:
             await _run(documents, plan, backend, journal, stats, progress, settings, stack)
             journal.finish()
         errors = journal.errors if journal.failed else None
@@ -198,6 +205,14 @@ def extract(*arguments: Any, **settings: Any) -> JobResult:
     except RuntimeError:
         return asyncio.run(aextract(*arguments, **settings))
     raise InvalidRequest("extract", "cannot be called where an event loop runs: use `await aextract(...)`")
+
+
+def _answering(backend: Backend, engine: object, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings of our own engine that can change an answer: also those that were not given."""
+    if engine is not None or not isinstance(backend, EngineBackend):
+        return {}
+    config = EngineConfig.from_kwargs(**settings)
+    return {name: str(getattr(config, name)) for name in _ANSWERING}
 
 
 async def _run(
@@ -247,23 +262,23 @@ async def _opened(
     else:
         stream = inline(given_documents(source, field=field, id_field=id_field))
     await stack.enter_async_context(aclosing(stream))
-    first = [document async for document in _some(stream, 1)]
-
-    async def all_of_them() -> AsyncIterator[Document]:
-        for document in first:
-            yield document
-        async for document in stream:
-            yield document
-
-    return all_of_them()
+    first = await anext(stream, None)
+    return stream if first is None else _led_by(first, stream)
 
 
-async def _some(stream: AsyncIterator[Document], most: int) -> AsyncIterator[Document]:
-    for _ in range(most):
-        try:
-            yield await anext(stream)
-        except StopAsyncIteration:
-            return
+async def _led_by(first: Document, documents: AsyncIterator[Document]) -> AsyncIterator[Document]:
+    yield first
+    async for document in documents:
+        yield document
+
+
+def _can_be_read_twice(source: Source) -> TypeGuard[str | os.PathLike[str]]:
+    """A file or a folder: of a pipe, each document goes to one reader."""
+    return (
+        isinstance(source, (str, os.PathLike))
+        and os.fspath(source) != "-"
+        and (os.path.isfile(source) or os.path.isdir(source))
+    )
 
 
 def _count(documents: Iterator[Document], stats: Stats) -> threading.Event:
@@ -272,19 +287,32 @@ def _count(documents: Iterator[Document], stats: Stats) -> threading.Event:
 
     def count() -> None:
         total = 0
-        for _ in documents:
-            total += 1
-            if stop.is_set():
-                return
-        stats.total = total
+        with suppress(RadixrtError):  # the job says it, where it meets it
+            for _ in documents:
+                total += 1
+                if stop.is_set():
+                    return
+            stats.total = total
 
     threading.Thread(target=count, name="radixrt-count", daemon=True).start()
     return stop
 
 
+def _refuse_what_is_read(output: Path, sources: Iterable[Any]) -> None:
+    for own in (output, output.with_name(output.name + ".errors.jsonl")):
+        read = read_there(own, sources)
+        if read is not None:
+            raise InvalidRequest(
+                "output",
+                f"={shown(str(output))}: {own.name!r} would be written, and {shown(read)} is read by the job; name another place",
+            )
+
+
 def _row_format(
     output: Path, target: Target, confidence: bool, evidence: bool
 ) -> tuple[bytes, Callable[[bytes], bytes]]:
+    if "\0" in str(output):
+        raise InvalidRequest("output", f"={shown(str(output))}: has a null byte in it")
     ending = output.suffix.lower()
     if ending not in (".jsonl", ".ndjson", ".csv"):
         raise InvalidRequest("output", f"={shown(str(output))}: must end in .jsonl or .csv")

@@ -10,7 +10,8 @@ Invariants:
   or differs, and writes what is missing. So a process may end after any byte, of any of the files.
 - The journal is synced before the output, and both at least every ``SYNC_ROWS`` rows or ``SYNC_SECONDS``; a power cut
   costs at most what came after, and the first line of the journal that is not whole ends it.
-- ``settings.json`` is replaced as a whole, and says "finished" before the journal is removed.
+- ``settings.json`` is replaced as a whole, and says "finished" before the journal is removed. A finished job may go on
+  with documents that were added behind its last one (``extend``): the journal is of those alone.
 - In memory: 8 bytes a document (where its line begins).
 """
 
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from radixrt.errors import InvalidRequest, RadixrtError, shown
+from radixrt.jobs.derived import Derived, write_all
 from radixrt.jobs.formats import jsonl_format
 
 SYNC_ROWS = 64
@@ -71,6 +73,7 @@ class Finished:
     usage: Usage
     input: str  # digest of all documents, in order
     output_bytes: int
+    errors_bytes: int = 0
 
 
 def digest(*parts: str | bytes) -> str:
@@ -124,14 +127,15 @@ class Journal:
         self._order, self._clock = order, clock
         self._header, self._format = jsonl_format() if format is None else format
         self._offsets: array[int] = array("q")
-        self._frontier = 0  # input order: documents before it are in output or errors file
+        self._frontier = 0  # input order: offsets before it are of documents in output or errors file
         self._end = 0  # of the journal
         self._unsynced, self._synced_at = 0, clock()
         self._input = blake2b(digest_size=_DIGEST)
         self._seen = 0
+        self._before: Finished | None = None  # the job that was finished, and is extended
         self._lock = self._journal = -1
-        self._out = _Derived(self.output, keep=True)
-        self._err = _Derived(self.errors, keep=False)
+        self._out = Derived(self.output, keep=True)
+        self._err = Derived(self.errors, keep=False)
         try:
             self._open(restart)
         except OSError as error:
@@ -163,16 +167,20 @@ class Journal:
         return self._settings.get(name)
 
     def known(self, index: int, fingerprint: str) -> bool:
-        """Whether the document is finished. To be asked for every document, in order.
+        """Whether the document is finished. To be asked for every document, in order; twice is harmless.
 
         Raises:
             InvalidRequest: another document stood at this place when it was finished.
         """
-        self._input.update(bytes.fromhex(fingerprint))
-        self._seen += 1
-        if index >= len(self._offsets) or self._offsets[index] < 0:
-            return False
-        if self._line(self._offsets[index])[1] != fingerprint:
+        if index >= self._seen:
+            if index == self._first:
+                self._check_before()
+            self._input.update(bytes.fromhex(fingerprint))
+            self._seen += 1
+        offset = self._offset(index)
+        if index < self._first or offset < 0:
+            return index < self._first
+        if self._line(offset)[1] != fingerprint:
             raise InvalidRequest(
                 "source",
                 f" has changed: document {index + 1} is not the one that {str(self.output)!r} was begun with; "
@@ -186,7 +194,7 @@ class Journal:
         Raises:
             JobStopped: the file system takes no more; what was finished before is safe.
         """
-        if index < len(self._offsets) and self._offsets[index] >= 0:
+        if index < self._first or self._offset(index) >= 0:
             raise ValueError(f"document {index} is finished already")
         kind = _ERROR if failed else _ROW
         data = dump(row)
@@ -195,7 +203,7 @@ class Journal:
         line = b"%08x\t%s\n" % (zlib.crc32(body), body)
         with self._stops():
             try:
-                _write_all(self._journal, line)
+                write_all(self._journal, line)
             except OSError:
                 with suppress(OSError):
                     os.ftruncate(self._journal, self._end)
@@ -207,30 +215,33 @@ class Journal:
             if self._unsynced >= SYNC_ROWS or self._clock() - self._synced_at >= SYNC_SECONDS:
                 self._sync()
 
-    def sync(self) -> None:
-        """Make everything finished so far survive a power cut."""
-        with self._stops():
-            self._sync()
-
     def finish(self) -> Finished:
         """Every document of the input was asked for with :meth:`known`, and is finished.
 
         Raises:
             InvalidRequest: the input has fewer documents than were finished before.
         """
-        documents = self._seen
-        if len(self._offsets) > documents:
+        documents, ended = self._seen, self._first + len(self._offsets)
+        if documents == self._first:
+            self._check_before()
+        if ended > documents:
             raise InvalidRequest(
                 "source",
                 f" has changed: it ends after {documents:,} documents, and {str(self.output)!r} was begun with more; "
                 "give the same documents, another output, or restart to do all of them again",
             )
-        if len(self._offsets) < documents or any(offset < 0 for offset in self._offsets):
+        if ended < documents or any(offset < 0 for offset in self._offsets):
             raise ValueError("a document is not finished")
         with self._stops():
             self._sync()
             self.finished = Finished(
-                documents, self.rows, self.failed, self.usage, self._input.hexdigest(), self._out.size
+                documents,
+                self.rows,
+                self.failed,
+                self.usage,
+                self._input.hexdigest(),
+                self._out.size,
+                self._err.size,
             )
             self._write_settings()
             os.close(self._journal)
@@ -241,6 +252,13 @@ class Journal:
     def unchanged(self) -> bool:
         """After asking :meth:`known` for every document: whether they are the ones of the finished job."""
         return self.finished is not None and self._input.hexdigest() == self.finished.input
+
+    def extend(self) -> None:
+        """Go on with a finished job: :meth:`known` has met a document behind its last one."""
+        with self._stops():
+            self.finished = None
+            self._write_settings()
+            self._go_on()
 
     def close(self) -> None:
         """Release the files and the lock; a second call does nothing, and nothing it meets is an error."""
@@ -290,6 +308,11 @@ class Journal:
             if known.get("finished"):
                 self._reopen_finished(known["finished"])
                 return
+            if known.get("before"):
+                self._take_over(known["before"])
+        self._go_on()
+
+    def _go_on(self) -> None:
         self._journal = os.open(self._journal_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._recover()
         _sync_folder(self.folder)
@@ -328,31 +351,46 @@ class Journal:
                 os.unlink(path)
 
     def _reopen_finished(self, values: dict[str, Any]) -> None:
-        finished = Finished(**{**values, "usage": Usage(**values["usage"])})
-        size = self.output.stat().st_size if self.output.exists() else -1
-        if size != finished.output_bytes:
-            was = "is gone" if size < 0 else "has changed"
-            raise InvalidRequest(
-                "output",
-                f"={shown(str(self.output))}: the job was finished, and its output {was} since; restart to do it again",
-            )
-        self.finished, self.usage = finished, finished.usage
-        self.rows, self.failed = finished.rows, finished.errors
+        self.finished = finished = self._take_over(values)
+        for path, size in ((self.output, finished.output_bytes), (self.errors, finished.errors_bytes)):
+            if _size(path) != size:
+                self._refuse_changed(path)
         with suppress(FileNotFoundError):  # killed between saying "finished" and removing it
             os.unlink(self._journal_path)
+
+    def _take_over(self, values: dict[str, Any]) -> Finished:
+        """What a finished job left, which no journal has any more."""
+        before = self._before = _finished(values)
+        self.rows, self.failed, self.usage = before.rows, before.errors, before.usage
+        for path, size in ((self.output, before.output_bytes), (self.errors, before.errors_bytes)):
+            if _size(path) < size or not self.output.exists():
+                self._refuse_changed(path)
+        return before
+
+    def _refuse_changed(self, path: Path) -> None:
+        what = "output" if path == self.output else "errors file"
+        was = "has changed" if path.exists() else "is gone"
+        raise InvalidRequest(
+            "output",
+            f"={shown(str(self.output))}: the job was finished, and its {what} {was} since; restart to do it again",
+        )
 
     def _recover(self) -> None:
         """Read the journal up to its first line that is not whole, and make output and errors file what it says."""
         with open(self._journal_path, "rb") as journal:
             for line in journal:
                 parsed = _parse(line)
-                if parsed is None or (parsed[0] < len(self._offsets) and self._offsets[parsed[0]] >= 0):
+                if parsed is None or parsed[0] < self._first or self._offset(parsed[0]) >= 0:
                     break
                 self._mark(parsed[0], self._end, parsed[2], parsed[3])
                 self._end += len(line)
         os.ftruncate(self._journal, self._end)
         os.lseek(self._journal, self._end, os.SEEK_SET)
-        self._out.put(self._header)
+        if self._before is None:
+            self._out.put(self._header)
+        else:
+            self._out.skip(self._before.output_bytes)
+            self._err.skip(self._before.errors_bytes)
         for _, kind, data in self._emitted():
             self._put(kind, data)
         self._out.settle()
@@ -375,11 +413,29 @@ class Journal:
 
     # ---- inside
 
+    @property
+    def _first(self) -> int:
+        """Documents before it are in no journal: the place of the first offset."""
+        return 0 if self._before is None else self._before.documents
+
+    def _offset(self, index: int) -> int:
+        """Where the line of a document begins; -1: there is none."""
+        at = index - self._first
+        return self._offsets[at] if 0 <= at < len(self._offsets) else -1
+
+    def _check_before(self) -> None:
+        """The documents seen so far are those of the job that is extended."""
+        if self._before is not None and self._input.hexdigest() != self._before.input:
+            raise InvalidRequest(
+                "source", f" has changed since {str(self.output)!r} was finished; restart to do all documents again"
+            )
+
     def _mark(self, index: int, offset: int, kind: bytes, usage: Usage) -> None:
-        missing = index + 1 - len(self._offsets)
+        at = index - self._first
+        missing = at + 1 - len(self._offsets)
         if missing > 0:
             self._offsets.extend([-1] * missing)
-        self._offsets[index] = offset
+        self._offsets[at] = offset
         self.rows += kind == _ROW
         self.failed += kind == _ERROR
         self.usage += usage
@@ -387,7 +443,7 @@ class Journal:
     def _emit(self, index: int, kind: bytes, data: bytes) -> None:
         if self._order != "input":
             self._put(kind, data)
-        elif index == self._frontier:
+        elif index == self._first + self._frontier:
             self._put(kind, data)
             self._frontier += 1
             for _, other, row in self._emitted():
@@ -427,9 +483,12 @@ class Journal:
             values = json.loads(self._settings_path.read_bytes())
             if values["version"] != _VERSION or not isinstance(values["settings"], dict):
                 raise ValueError
+            for name in ("finished", "before"):
+                if values.get(name):
+                    _finished(values[name])
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise InvalidRequest(
                 "output",
                 f"={shown(str(self.output))}: {str(self._settings_path)!r} is not of this version, or damaged; "
@@ -443,10 +502,12 @@ class Journal:
             "settings": self._settings,
             "finished": None if self.finished is None else asdict(self.finished),
         }
+        if self.finished is None and self._before is not None:
+            values["before"] = asdict(self._before)
         beside = self._settings_path.with_suffix(".new")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
-            _write_all(descriptor, json.dumps(values, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace"))
+            write_all(descriptor, json.dumps(values, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace"))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -473,64 +534,8 @@ class Journal:
             yield
         except OSError as error:
             raise JobStopped(
-                f"{self.output}: cannot be written any more: {_reason(error)}; {self.rows + self.failed:,} documents are "
-                "finished and kept: the same command goes on from there"
+                f"{self.output}: cannot be written any more: {_reason(error)}; {self.rows + self.failed:,} documents are finished and kept"
             ) from error
-
-
-class _Derived:
-    """A file that must hold exactly what is put: what it holds already is compared, the rest is written.
-
-    ``keep``: the file is there also when nothing was put.
-    """
-
-    def __init__(self, path: Path, *, keep: bool) -> None:
-        self.path, self.size = path, 0
-        self._keep = keep
-        self._descriptor = -1
-        self._comparing = True
-        self._dirty = False
-
-    def put(self, data: bytes) -> None:
-        if self._descriptor < 0:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if self._comparing:
-            if _read_all(self._descriptor, len(data)) == data:
-                self.size += len(data)
-                return
-            self._cut()
-        try:
-            _write_all(self._descriptor, data)
-        except OSError:
-            with suppress(OSError):
-                self._cut()
-            raise
-        self.size += len(data)
-        self._dirty = True
-
-    def settle(self) -> None:
-        """What there was has been put again: cut what is more."""
-        if self._descriptor < 0 and self.path.exists() and not self._keep:
-            os.unlink(self.path)
-        elif self._descriptor >= 0 and self._comparing:
-            self._cut()
-        self._comparing = False
-
-    def sync(self) -> None:
-        if self._descriptor >= 0 and self._dirty:
-            os.fsync(self._descriptor)
-            self._dirty = False
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            with suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _cut(self) -> None:
-        os.ftruncate(self._descriptor, self.size)
-        os.lseek(self._descriptor, self.size, os.SEEK_SET)
-        self._comparing = False
 
 
 def _parse(line: bytes) -> tuple[int, str, bytes, Usage, bytes] | None:
@@ -542,25 +547,16 @@ def _parse(line: bytes) -> tuple[int, str, bytes, Usage, bytes] | None:
     return int(index), fingerprint.decode(), kind, Usage(*map(int, counts.split(b","))), data
 
 
+def _finished(values: Mapping[str, Any]) -> Finished:
+    return Finished(**{**values, "usage": Usage(**values["usage"])})
+
+
 def _counts(usage: Usage) -> tuple[int, ...]:
     return (usage.prompt, usage.cached, usage.output, usage.requests, usage.parts, usage.retries, usage.unique)
 
 
-def _write(descriptor: int, data: bytes | memoryview) -> int:
-    return os.write(descriptor, data)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[_write(descriptor, left) :]
-
-
-def _read_all(descriptor: int, size: int) -> bytes:
-    data = os.read(descriptor, size)
-    while len(data) < size and (piece := os.read(descriptor, size - len(data))):
-        data += piece
-    return data
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _sync_folder(path: Path) -> None:

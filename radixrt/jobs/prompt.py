@@ -112,6 +112,9 @@ class Layout:
             task, form = _REGEX, f"Regular expression: {spec.pattern}"
         else:
             task, form = _JSON, "JSON Schema: " + _written(target.schema)
+        _check_text("prompt", prompt or "")
+        if target.schema is not None:  # choices and regexes are checked where they are made
+            _check_text("schema", form)
         self.examples = () if examples is None else read_examples(examples, target)
         turns = [Turn("system", f"{(prompt or task).strip()}\n\n{form}")]
         for example in self.examples:
@@ -191,6 +194,7 @@ def _example(where: str, item: Any, target: Target) -> Example:
             raise InvalidRequest(f"{where}.{name}", "is missing")
     if not isinstance(item["text"], str) or not item["text"].strip():
         raise InvalidRequest(f"{where}.text", f"={shown(item['text'])}: must be the text of a document")
+    _check_text(f"{where}.text", item["text"])
     value = item["value"]
     if target.schema is None:
         if not isinstance(value, str):
@@ -201,10 +205,21 @@ def _example(where: str, item: Any, target: Target) -> Example:
             answer = _written(_ordered(value, target.schema, target.schema))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"{where}.value", f"is no JSON ({shown(str(error))})") from None
-    problem = problem_of(target.constraint, answer) or target.check(target.parse(answer))
+    try:
+        problem = problem_of(target.constraint, answer) or target.check(target.parse(answer))
+    except InvalidRequest as error:
+        problem = str(error).removeprefix("answer: ")
     if problem:
         raise InvalidRequest(f"{where}.value", problem)
     return Example(item["text"], answer)
+
+
+def _check_text(where: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise InvalidRequest(where, f"is not Unicode text: lone surrogate {half} at character {error.start}") from None
 
 
 def _ordered(value: Any, schema: Any, root: Any) -> Any:

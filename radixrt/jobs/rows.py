@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from radixrt.jobs.target import Target
+from radixrt.jobs.target import Target, resolved
 
 _ASIDE = ("parts", "confidence", "evidence")
 
@@ -26,7 +26,7 @@ def read_rows(path: str | Path, target: Target) -> Iterator[dict[str, Any]]:
     schema = target.schema or {"type": "string"}
     properties: Mapping[str, Any] = {}
     if target.fields:
-        properties = _resolved(schema, schema).get("properties", {})
+        properties = resolved(schema, schema).get("properties", {})
     with open(path, encoding="utf-8", newline="") as file:
         csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
         rows = csv.reader(file)
@@ -57,9 +57,9 @@ def _value(cell: str, schema: Any, root: Mapping[str, Any]) -> Any:
 
 def _takes_text(schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
     """Whether a value of this schema can be a text."""
+    schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > 16:
         return schema is not False
-    schema = _resolved(schema, root)
     inner = [one for name in ("anyOf", "oneOf") for one in schema.get(name, ())]
     if inner:
         return any(_takes_text(one, root, depth + 1) for one in inner)
@@ -67,20 +67,3 @@ def _takes_text(schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
         return any(isinstance(one, str) for one in schema.get("enum", [schema.get("const")]))
     kinds = schema.get("type", "string")
     return "string" in ([kinds] if isinstance(kinds, str) else kinds)
-
-
-def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a local ``$ref`` points at."""
-    for _ in range(16):
-        target = schema.get("$ref")
-        if not isinstance(target, str) or not target.startswith("#"):
-            break
-        found: Any = root
-        for step in target.lstrip("#/").split("/"):
-            found = (
-                found.get(step.replace("~1", "/").replace("~0", "~"), {})
-                if step and isinstance(found, Mapping)
-                else found
-            )
-        schema = found if isinstance(found, Mapping) else {}
-    return schema

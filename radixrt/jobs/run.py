@@ -70,8 +70,6 @@ class Sink(Protocol):
 
     def add(self, index: int, fingerprint: str, row: Row, usage: Usage, *, failed: bool = False) -> None: ...
 
-    def sync(self) -> None: ...
-
 
 class Memory:
     """A sink that keeps the rows; ``rows`` and ``errors`` in input order or as completed."""
@@ -100,9 +98,6 @@ class Memory:
 
     def add(self, index: int, fingerprint: str, row: Row, usage: Usage, *, failed: bool = False) -> None:
         (self._errors if failed else self._rows).append((index, row))
-
-    def sync(self) -> None:
-        pass
 
     def _sorted(self, items: list[tuple[int, Row]]) -> list[Row]:
         return [row for _, row in (sorted(items, key=lambda item: item[0]) if self._order == "input" else items)]
@@ -169,7 +164,8 @@ class _Job:
                     # no await in between: a task that was made gives the place back
                     tasks.create_task(self._document(document, mark, parts, cost))
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            first = _first(errors)
+            raise JobStopped(str(first)) if isinstance(first, BackendDown) else first from None
         finally:
             self._stats.tick(last=True)
         self._stats.unique_tokens = await self._unique()
@@ -183,6 +179,10 @@ class _Job:
         more = plan.retries or plan.evidence
         room = spare - again if more and spare - again >= spare // 2 else spare
         before = self._sink.setting("part_tokens")
+        if plan.max_tokens < backend.min_tokens:
+            raise InvalidRequest(
+                "max_tokens", f"={plan.max_tokens}: the shortest row that is valid has {backend.min_tokens:,} tokens"
+            )
         if room < _LEAST:
             raise InvalidRequest(
                 "max_tokens",
@@ -411,7 +411,7 @@ def _seed(seed: int, name: str, part: int, attempt: int) -> int:
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:
-    """The error to report: of the group, the first that is not a consequence of another."""
+    """The error to report: the first of a group, and of the groups in it."""
     for error in errors.exceptions:
         return _first(error) if isinstance(error, BaseExceptionGroup) else error
     return errors

@@ -57,11 +57,20 @@ class Target:
         """The value of an answer: of JSON, or the text itself.
 
         Raises:
-            InvalidRequest: field ``answer``: not JSON (cut short, a key twice, nested too deeply).
+            InvalidRequest: field ``answer``: not JSON (cut short, a key twice, nested too deeply), or nothing that a row
+                of JSON in UTF-8 can hold (half a surrogate pair, a number beyond every float).
         """
-        if self.schema is None:
-            return text
-        return read_json("answer", text, max_bytes=_MAX_ANSWER, max_nesting=DEFAULT_LIMITS.nesting)
+        value = text
+        if self.schema is not None:
+            value = read_json("answer", text, max_bytes=_MAX_ANSWER, max_nesting=DEFAULT_LIMITS.nesting)
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"U+{ord(error.object[error.start]):04X}"
+            raise InvalidRequest("answer", f"is not Unicode text: it has the lone surrogate {half}") from None
+        except ValueError:
+            raise InvalidRequest("answer", "has a number that is too large") from None
+        return value
 
     def check(self, value: Any) -> str | None:
         """What the validators of a pydantic type, which no schema tells, have against a value; ``None``: nothing."""
@@ -71,8 +80,10 @@ class Target:
             self._adapter.validate_json(json.dumps(value))
         except ValidationError as error:
             return _problems(error)
-        except Exception as error:  # a validator that raises something else than pydantic asks for
-            return _short(f"{type(error).__name__}: {error}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a validator that raises something else than pydantic asks for, or leaves
+            return _short(f"{type(error).__name__}: {_said(error)}")
         return None
 
 
@@ -264,6 +275,13 @@ def _problems(error: ValidationError) -> str:
     texts = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" if each["loc"] else each["msg"] for each in found[:5]]
     more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
     return _short("; ".join(texts)) + more
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # its own words are broken too
+        return "it cannot be shown"
 
 
 def _short(text: str) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -54,10 +56,11 @@ def _refused(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _matched(pattern: str, text: str) -> str:
+def _matched(pattern: str, text: str, *, whole: bool = True) -> str:
     regex: Any = import_module("regex")
     try:
-        found = regex.fullmatch(pattern, text, timeout=PATTERN_SECONDS)
+        match = regex.fullmatch if whole else regex.search
+        found = match(pattern, text, timeout=PATTERN_SECONDS)
     except regex.error as error:
         raise InvalidRequest("regex", f"={shown(pattern)}: {error}") from None
     except TimeoutError:
@@ -74,6 +77,8 @@ def _valid(schema: str, text: str) -> str:
         error = next(validator.iter_errors(value), None)
     except RecursionError:
         return "is nested too deeply"
+    except re.error:  # of a name's pattern, which re does not know: it cannot be told
+        return ""
     return "" if error is None else f"{error.json_path}: {' '.join(error.message.split())[:_MOST]}"
 
 
@@ -87,4 +92,16 @@ def _validator(schema: str) -> Any:
         ) from None
     given = json.loads(schema)
     kind = validators.validator_for(given, default=validators.Draft202012Validator)
-    return kind(given)
+    return validators.extend(kind, {"pattern": _pattern})(given)
+
+
+def _pattern(validator: Any, pattern: str, value: Any, _: Any) -> Iterator[Exception]:
+    """``pattern`` with what ``re`` does not know (``\\p{L}``), and for no longer than a regex may take."""
+    if not isinstance(value, str):
+        return
+    try:
+        problem = _matched(pattern, value, whole=False)
+    except InvalidRequest:  # of another dialect: it cannot be told
+        return
+    if problem:
+        yield import_module("jsonschema").ValidationError(problem)

@@ -49,6 +49,7 @@ class StandIn:
     """
 
     name = "stand-in"
+    min_tokens = 1
 
     def __init__(
         self,
@@ -182,8 +183,8 @@ def _killed(folder: str, count: str, mode: str, after: str) -> None:
     Args:
         mode: "each": a job for each of the bytes ``after`` (``FIRST:LAST:STEP``); "same": one job, killed at random until it is finished.
     """
+    from radixrt.jobs import derived
     from radixrt.jobs import job as imported  # here, not in every process
-    from radixrt.jobs import journal
 
     assert imported
     draw = random.Random(0)
@@ -192,7 +193,7 @@ def _killed(folder: str, count: str, mode: str, after: str) -> None:
     while (mode == "each" and at < last) or (mode == "same" and ended):
         child = os.fork()
         if not child:
-            journal._write = killed_after(at if mode == "each" else draw.randrange(first, last))
+            derived._write = killed_after(at if mode == "each" else draw.randrange(first, last))
             place = Path(folder) / (str(at) if mode == "each" else "same")
             place.mkdir(exist_ok=True)
             job(place / "out.jsonl", int(count), StandIn(wrong=wrong, shuffle=at))

@@ -97,6 +97,7 @@ async def test_sizes(backend: EngineBackend) -> None:
     prompt = LAYOUT.document(DOCUMENTS[0])
     size = await backend.prompt_tokens(prompt)
     assert size == len(backend.engine.tokenizer.encode_chat(prompt.messages))
+    assert 2 < backend.min_tokens <= 30
     assert backend.count("") == 0 and backend.count("Total: 3.") == (await backend.counter("x"))("Total: 3.") > 2
     pool = backend.pool_tokens or 0
     assert backend.inflight(pool * 2) == 2 and backend.inflight(size + 10) > backend.inflight(size + 2000) > 2

@@ -358,7 +358,12 @@ async def test_a_document_that_a_server_cannot_answer_fails_alone(fake: Fake) ->
 
 
 async def test_patience_counts_from_the_last_answer_to_anybody(fake: Fake) -> None:
-    clock = Clock()
+    class Meanwhile(Clock):
+        async def sleep(self, seconds: float) -> None:
+            await super().sleep(seconds)
+            await one.answer(LAYOUT.document("x"), max_tokens=9, seed=0)  # another is answered
+
+    clock = Meanwhile()
     one = await backend(fake, clock, patience=100)
     left = 12
 
@@ -370,22 +375,38 @@ async def test_patience_counts_from_the_last_answer_to_anybody(fake: Fake) -> No
         return error(429) if left else reply()
 
     fake.say = say
-    waiting = asyncio.create_task(one.answer(LAYOUT.document("busy"), max_tokens=9, seed=0))
-    while not waiting.done():
-        await one.answer(LAYOUT.document("x"), max_tokens=9, seed=0)
-    assert (await waiting).complete and clock.now > 100
+    assert (await one.answer(LAYOUT.document("busy"), max_tokens=9, seed=0)).complete and clock.now > 100
     await one.close()
 
 
 @pytest.mark.parametrize("status", [400, 413, 422, 501])
 async def test_a_document_that_is_refused(fake: Fake, status: int) -> None:
-    fake.say = lambda body: error(status, "too long")
-    with pytest.raises(InvalidRequest, match=f"endpoint: answered {status}: too long"):
-        await answer(fake)
-    assert len(fake.asked) == 1
+    fake.say = lambda body: error(status, "too long") if "Pay 1." in json.dumps(body["messages"]) else reply()
+    one = await backend(fake)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=f"endpoint: answered {status}: too long"):
+            await one.answer(LAYOUT.document("Pay 1."), max_tokens=20, seed=3)
+    await one.close()
+    assert len(fake.asked) == 2 + (status < 500)  # once it was asked whether all are refused
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 307])
+@pytest.mark.parametrize("status", [400, 405, 422])
+async def test_where_every_document_is_refused_the_job_stops(fake: Fake, status: int) -> None:
+    fake.say = lambda body: error(status, "no such schema")
+    one = await backend(fake)
+    with pytest.raises(BackendDown, match=f"answered {status}: no such schema"):
+        await one.answer(LAYOUT.document("Pay 1."), max_tokens=20, seed=3)
+    asked = fake.asked
+    assert [body["messages"][:-1] for body in asked] == [asked[0]["messages"][:-1]] * 2
+    fake.say = lambda body: reply()
+    await one.answer(LAYOUT.document("Pay 1."), max_tokens=20, seed=3)
+    fake.say = lambda body: error(status, "no such schema")
+    with pytest.raises(InvalidRequest, match=f"answered {status}"):  # others were answered: it is this document
+        await one.answer(LAYOUT.document("Pay 1."), max_tokens=20, seed=3)
+    await one.close()
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 307])
 async def test_what_every_document_would_meet_stops_the_job(fake: Fake, status: int) -> None:
     fake.say = lambda body: error(status, f"the key {KEY} is wrong", Location="http://127.0.0.2/")
     with pytest.raises(BackendDown, match=f"answered {status}") as raised:

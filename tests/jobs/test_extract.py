@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import inspect
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from radixrt import Engine
 from radixrt.errors import InvalidRequest
 from radixrt.jobs import JobStopped, Stats, aextract, extract
 from radixrt.jobs import job as job_module
+from radixrt.jobs.documents import read_documents
+from radixrt.jobs.engine_backend import EngineBackend
+from radixrt.jobs.target import load_target
 from tests.jobs.standin import SCHEMA, StandIn, documents, job, wrong
 
 ITEMS = [("a", "one two"), ("b", ""), ("c", "three four")]
@@ -184,10 +188,52 @@ def test_a_finished_job_asks_nothing(tmp_path: Path) -> None:
     again = job(tmp_path / "out.jsonl", 16, backend)
     assert again.nothing_to_do and (backend.started, backend.asked) == (0, [])
     assert (again.stats.rows, again.stats.failed) == (13, 3)
-    for count in (15, 17):
-        with pytest.raises(InvalidRequest, match="source has changed since .*out.jsonl' was finished; restart"):
-            job(tmp_path / "out.jsonl", count, backend)
-    assert not job(tmp_path / "out.jsonl", 17, restart=True).nothing_to_do
+    with pytest.raises(InvalidRequest, match="source has changed since .*out.jsonl' was finished; restart"):
+        job(tmp_path / "out.jsonl", 15, backend)
+    changed = [*documents(15), ("doc 15", "other text"), ("doc 16", "new")]
+    with pytest.raises(InvalidRequest, match="source has changed since .*out.jsonl' was finished; restart"):
+        extract(changed, schema=SCHEMA, backend=backend, output=tmp_path / "out.jsonl")
+    assert (backend.started, backend.asked) == (0, [])
+    assert not job(tmp_path / "out.jsonl", 15, restart=True).nothing_to_do
+
+
+@pytest.mark.parametrize("end", ["jsonl", "csv"])
+def test_a_finished_job_goes_on_with_what_was_added(tmp_path: Path, end: str) -> None:
+    job(tmp_path / f"whole.{end}", 30)
+    for count in (16, 17, 23, 30):
+        backend = StandIn(wrong=wrong)
+        if count == 30:  # interrupted among those that were added
+            with pytest.raises(Interrupted):
+                job(tmp_path / f"out.{end}", count, progress=interrupt_after(26))
+        result = job(tmp_path / f"out.{end}", count, backend)
+        assert result.stats.finished == result.stats.read == count and not result.nothing_to_do
+        assert len(backend.asked) < 2 * (count - result.stats.resumed) + 1
+        assert job(tmp_path / f"out.{end}", count, backend).nothing_to_do
+    for name in ("", ".errors.jsonl"):
+        assert (tmp_path / f"out.{end}{name}").read_bytes() == (tmp_path / f"whole.{end}{name}").read_bytes()
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    lines = [json.dumps({"id": name, "text": text or "-"}) + "\n" for name, text in documents(2000)]
+    writer = threading.Thread(target=lambda: pipe.write_text("".join(lines)), daemon=True)
+    writer.start()
+    result = extract(str(pipe), schema=SCHEMA, backend=StandIn(), progress=lambda stats: None)
+    assert [row["id"] for row in result.rows] == [name for name, _ in documents(2000)]
+
+
+def test_a_source_that_cannot_be_counted_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    (tmp_path / "in.jsonl").write_text('{"a": 1}\n' * 200)
+    with pytest.raises(InvalidRequest, match="no column holds text"):
+        extract(tmp_path / "in.jsonl", schema=SCHEMA, backend=StandIn(), progress=lambda stats: None)
+    job_module._count(read_documents(tmp_path / "in.jsonl"), Stats())
+    for thread in threading.enumerate():
+        if thread.name == "radixrt-count":
+            thread.join(10)
+    assert said == []
 
 
 @pytest.mark.parametrize(
@@ -216,6 +262,14 @@ def test_other_settings_are_refused_by_name(tmp_path: Path, changed: dict[str, A
         extract(documents(16), **{**call, **changed})
     assert raised.value.field == name and call["backend"].started == 0
     assert extract(documents(16), **{**call, **changed}, restart=True).stats.resumed == 0
+
+
+def test_settings_that_are_no_longer_given_are_compared_too() -> None:
+    backend = EngineBackend(load_target(regex="a"))
+    before = job_module._answering(backend, None, {"dtype": "float32"})
+    now = job_module._answering(backend, None, {})
+    assert {**now, "dtype": "float32"} == before != now
+    assert job_module._answering(StandIn(), None, {}) == {}
 
 
 def test_another_model_and_another_context(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radixrt.errors import InvalidRequest
+from radixrt.jobs import derived
 from radixrt.jobs import journal as journal_module
 from radixrt.jobs.formats import csv_format
 from radixrt.jobs.journal import JobStopped, Journal, Usage, digest
@@ -185,7 +186,7 @@ class Full:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         self.room, self.met = room, False
-        monkeypatch.setattr(journal_module, "_write", self.write)
+        monkeypatch.setattr(derived, "_write", self.write)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         taken = os.write(descriptor, bytes(data[: self.room])) if self.room else 0
@@ -271,6 +272,71 @@ def test_killed_between_finished_and_the_end_of_the_journal(tmp_path: Path, monk
     with Journal(path, SETTINGS) as journal:
         assert journal.finished is not None
     assert not (path.parent / "out.jsonl.job/journal.jsonl").exists()
+
+
+@pytest.mark.parametrize("order", ["input", "completed"])
+def test_a_finished_job_goes_on_with_documents_that_were_added(tmp_path: Path, order: str) -> None:
+    wanted = reference(tmp_path, 9, order)
+    for name in ("a", "b"):
+        path = made(tmp_path / name)
+        work(path, 5, list(range(5)), order=order)
+        with Journal(path, SETTINGS, order=order) as journal:
+            assert [journal.known(index, mark(index)) for index in range(7)] == [True] * 5 + [False] * 2
+            assert not journal.unchanged()
+            journal.extend()
+            for index in (6, 5):
+                journal.add(index, mark(index), row(index), usage(index), failed=is_failed(index))
+        if name == "a":  # interrupted, and what was written of the added ones lost
+            with open(path, "r+b") as file:
+                file.truncate(path.stat().st_size - 9)
+        with Journal(path, SETTINGS, order=order) as journal:
+            assert journal.rows + journal.failed == 7
+            assert [journal.known(index, mark(index)) for index in range(9)] == [True] * 7 + [False] * 2
+            for index in (7, 8):
+                journal.add(index, mark(index), row(index), usage(index), failed=is_failed(index))
+            finished = journal.finish()
+        assert finished.usage == sum((usage(i) for i in range(9)), Usage())
+        if order == "input":
+            assert contents(path) == wanted
+        assert sorted(contents(path)[0].splitlines()) == sorted(wanted[0].splitlines())
+        with Journal(path, SETTINGS, order=order) as journal:
+            assert all(journal.known(index, mark(index)) for index in range(9)) and journal.unchanged()
+
+
+def test_an_extended_job_checks_what_was_finished(tmp_path: Path) -> None:
+    path = made(tmp_path / "a")
+    work(path, 5, list(range(5)))
+    with Journal(path, SETTINGS) as journal:
+        known = [journal.known(index, mark(index)) for index in range(4)]
+        known.append(journal.known(4, mark(17)))
+        assert all(known) and not journal.unchanged()
+        with pytest.raises(InvalidRequest, match="source has changed since .*out.jsonl' was finished; restart"):
+            journal.known(5, mark(5))
+    with Journal(path, SETTINGS) as journal:
+        assert [journal.known(index, mark(index)) for index in range(6)] == [True] * 5 + [False]
+        journal.extend()
+        with pytest.raises(ValueError, match="document 4 is finished already"):
+            journal.add(4, mark(4), row(4), usage(4))
+        journal.add(5, mark(5), row(5), usage(5), failed=is_failed(5))
+    for count, last in ((4, 3), (5, 17), (5, 4)):
+        with Journal(path, SETTINGS) as journal:
+            for index in range(count - 1):
+                journal.known(index, mark(index))
+            journal.known(count - 1, mark(last))
+            with pytest.raises(InvalidRequest, match="source has changed"):
+                journal.finish()
+    with open(path, "r+b") as file:
+        file.truncate(9)
+    with pytest.raises(InvalidRequest, match="its output has changed since"):
+        Journal(path, SETTINGS)
+
+
+def test_a_finished_job_whose_errors_file_is_gone(tmp_path: Path) -> None:
+    path = made(tmp_path / "a")
+    work(path, 9, list(range(9)))
+    os.unlink(tmp_path / "a/out.jsonl.errors.jsonl")
+    with pytest.raises(InvalidRequest, match="its errors file is gone since; restart"):
+        Journal(path, SETTINGS)
 
 
 @pytest.mark.parametrize("change", [b"", b"more\n"])
@@ -427,9 +493,10 @@ def test_csv_is_what_the_csv_module_reads(tmp_path: Path) -> None:
     ]
     path = tmp_path / "out.csv"
     with Journal(path, SETTINGS, format=csv_format(["id", "a", "n", "ok"], ["parts"])) as journal:
+        for index in range(3):
+            journal.known(index, mark(index))
         for index in (2, 0, 1):
             item = {"id": f"d{index}", "value": values[index]} | ({"parts": 2} if index == 1 else {})
-            journal.known(index, mark(index))
             journal.add(index, mark(index), item, usage(index))
         journal.finish()
     read = list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline="")))

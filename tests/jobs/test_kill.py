@@ -70,7 +70,7 @@ def test_killed_between_any_two_bytes(tmp_path: Path, reference: tuple[bytes, by
 
 
 def test_killed_again_and_again(tmp_path: Path, reference: tuple[bytes, bytes]) -> None:
-    endings = killed(tmp_path, "same", "350:700:1")
+    endings = killed(tmp_path, "same", "350:900:1")
     assert endings[-1] == 0
     assert endings.count(-9) >= 10
     assert files(tmp_path / "same" / "out.jsonl") == reference

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.errors import InvalidRequest
+from radixrt.jobs.backends import BackendDown
 from radixrt.jobs.documents import Document, given_documents
 from radixrt.jobs.journal import JobStopped, Usage
 from radixrt.jobs.prompt import Layout
@@ -188,6 +189,23 @@ async def test_no_room_for_documents() -> None:
         InvalidRequest, match=r"max_tokens=100: leaves no room for documents: .* take \d+ of the context's 600"
     ):
         await run(["a"], StandIn(context_length=600))
+
+
+async def test_a_row_cannot_be_so_short() -> None:
+    backend = StandIn()
+    backend.min_tokens = 101
+    with pytest.raises(InvalidRequest, match=r"max_tokens=100: the shortest row that is valid has 101 tokens"):
+        await run(["a"], backend)
+    assert backend.asked == []
+
+
+async def test_a_backend_that_is_down_while_it_counts_stops_the_job() -> None:
+    class Down(StandIn):
+        async def counter(self, text: str) -> Any:
+            raise BackendDown("nobody counts")
+
+    with pytest.raises(JobStopped, match="nobody counts"):
+        await run(["a " * 100_000], Down())
 
 
 async def test_a_backend_that_is_down_ends_the_job_and_no_document() -> None:
