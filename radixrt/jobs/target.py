@@ -221,20 +221,21 @@ def _of_type(type_: Any, source: str) -> Target:
 def _of_schema(
     given: Mapping[str, Any] | str, source: str, name: str, adapter: TypeAdapter[Any] | None = None
 ) -> Target:
-    """The target of a schema, with its objects closed where that leaves anything."""
+    """The target of a schema, with its objects closed where that leaves anything, and its numbers finite."""
     try:
         constraint = Constraint.json_schema(given)
-        narrow = closed(_schema_of(constraint))
+        schema = _schema_of(constraint)
+        narrow = closed(schema)
         if narrow is not None:
             try:
-                constraint = _enforced(Constraint.json_schema(narrow))
+                constraint = _enforced(Constraint.json_schema(finite(narrow)))
+                schema = narrow
             except InvalidRequest:
                 narrow = None
         if narrow is None:
             _enforced(constraint)
     except InvalidRequest as error:
         raise _from(error, "schema", source) from None
-    schema = _schema_of(constraint)
     flat, fields = _table(schema)
     return Target(constraint, schema, name, _digest(constraint, name if adapter else ""), flat, fields, adapter)
 
@@ -351,11 +352,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any] | None:
     where that is not surely a narrower schema with values.
     """
     copy = json.loads(json.dumps(schema))
-    stack = [copy]
-    while stack:
-        part = stack.pop()
-        if not isinstance(part, dict):
-            continue
+    for part in _parts(copy):
         if _TOGETHER & set(part) or ("properties" in part and {"$ref", "anyOf"} & set(part)):
             return None
         names = part.get("properties")
@@ -363,13 +360,37 @@ def closed(schema: dict[str, Any]) -> dict[str, Any] | None:
             required = part.get("required", [])
             if isinstance(required, list) and all(name in names for name in required):
                 part["additionalProperties"] = False
+    return copy
+
+
+def finite(schema: dict[str, Any]) -> dict[str, Any]:
+    """A closed schema whose numbers are bounded by what a float holds: a model that loses itself in an exponent would write a number that
+    no row can have. It is no part of what the prompt shows."""
+    copy: dict[str, Any] = json.loads(json.dumps(schema))
+    for part in _parts(copy):
+        kinds = part.get("type")
+        if kinds == "number" or (isinstance(kinds, list) and "number" in kinds):
+            if not {"maximum", "exclusiveMaximum"} & set(part):
+                part["maximum"] = sys.float_info.max
+            if not {"minimum", "exclusiveMinimum"} & set(part):
+                part["minimum"] = -sys.float_info.max
+    return copy
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The schemas inside a schema, itself first."""
+    stack: list[Any] = [schema]
+    while stack:
+        part = stack.pop()
+        if not isinstance(part, dict):
+            continue
+        yield part
         for keyword in _MAPS:
             inner = part.get(keyword)
             stack += inner.values() if isinstance(inner, dict) else ()
         for keyword in (*_LISTS, *_SINGLE):
             inner = part.get(keyword)
             stack += inner if isinstance(inner, list) else [inner]
-    return copy
 
 
 def resolved(schema: Any, root: Any) -> Any:

@@ -20,9 +20,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, field_validator, model_validator
 
 from radixrt.errors import InvalidRequest
+from radixrt.grammar.compile import to_grammar
 from radixrt.grammar.constraint import Choice, Regex
 from radixrt.grammar.errors import UnsupportedConstraint
 from radixrt.jobs.target import Target, closed, load_target
+from tests.grammar.naive import accepts
 
 
 class Currency(Enum):
@@ -384,3 +386,20 @@ def test_what_a_row_of_a_table_can_hold(given: Any, flat: bool, fields: tuple[st
     target = load_target(given)
     assert isinstance(target, Target)
     assert (target.flat, target.fields) == (flat, fields)
+
+
+def test_numbers_are_those_that_a_row_can_hold() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": ["number", "null"]}, "top": {"type": "number", "maximum": 5}},
+    }
+    target = load_target(schema=schema)
+    assert target.schema == {**schema, "additionalProperties": False}  # the prompt shows nothing of it
+    for text, fits in (
+        ('{"n":1234567.25}', True),
+        ('{"n":null,"top":-1.5}', True),
+        ('{"top":6}', False),
+        ('{"n":1e309}', False),
+        ('{"top":-1e309}', False),
+    ):
+        assert accepts(to_grammar(target.constraint), text) is fits, text
