@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from lang.program import Function, function
     from lang.record import Replay, compare
     from lang.state import ProgramState
+    from lang.tools import ToolCall, tool
     from radixrt import Constraint
 
 _PLACES = {
@@ -110,6 +111,7 @@ _PLACES = {
     "lang.program": ("Function", "function"),
     "lang.record": ("Replay", "compare"),
     "lang.state": ("ProgramState",),
+    "lang.tools": ("ToolCall", "tool"),
     "radixrt": ("Constraint",),
 }
 _NAMES = {name: place for place, names in _PLACES.items() for name in names}
@@ -118,7 +120,7 @@ _ELSEWHERE = {
     "LiteLLM": "use OpenAI(model, base_url=...) with LiteLLM's proxy",
     "VertexAI": "use OpenAI(model, base_url=...) with a server that speaks OpenAI's API",
     "Shortfin": "use OpenAI(model, base_url=...) with a server that speaks OpenAI's API",
-    "separate_reasoning": "it comes with the server's reasoning parsers",
+    "separate_reasoning": "use gen(..., separate_reasoning=True)",
 }
 
 
@@ -157,6 +159,7 @@ __all__ = [
     "Runtime",
     "RuntimeEndpoint",
     "StateGroup",
+    "ToolCall",
     "UnknownVariable",
     "UsageError",
     "assistant",
@@ -179,6 +182,7 @@ __all__ = [
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "tool",
     "total_logprob",
     "unconditional_likelihood_normalized",
     "user",

@@ -18,7 +18,7 @@ from itertools import pairwise
 from lang.graph import ProgramGraph
 from lang.layout import HEIGHT, WIDTH, Box, fold, layout
 from lang.page import SCRIPT, STYLE
-from radixrt.engine.nodes import Arg, Done, Failed, Fork, Gen, Join, Ref, Role, Select, Text, params_to_dict
+from radixrt.engine.nodes import Arg, Done, Failed, Fork, Gen, Join, Ref, Role, Select, Text, Wait, params_to_dict
 
 MAX_DRAWN = 300  # boxes in the drawing
 MAX_ROWS = 300  # of the timeline
@@ -427,6 +427,13 @@ def _piece(graph: ProgramGraph, id: int, most: int) -> str:
     """One node of a box, whole."""
     item = graph.nodes[id]
     branch = f' <span class="quiet">continues sample {item.sample}</span>' if item.sample else ""
+    if isinstance(item, Wait):
+        return f'<p class="role">waits for {_text(", ".join(item.tools), 80)}</p>'
+    if isinstance(item, Role) and item.results:
+        told = "".join(
+            f'<pre dir="auto">{_text(one.name, 80)}: {_text(one.content, most)}</pre>' for one in item.results
+        )
+        return f'<p class="role">results of tools</p>{told}'
     if isinstance(item, Role):
         return f'<p class="role">{_text(item.role, 80)} {"begins" if item.begin else "ends"}{branch}</p>'
     if isinstance(item, Fork):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NoReturn
 
 from lang.choices import ChoicesMethod, method_of, token_length_normalized
 from lang.errors import UsageError, author_line
+from lang.tools import ToolFunction, first_read, tool_list
 from lang.types import TypeSpec, spec_of
 from radixrt import Constraint, InvalidRequest, SamplingParams
+from radixrt.engine.nodes import Read
 from radixrt.errors import nearest, shown
 
 PARAMS = tuple(item.name for item in fields(SamplingParams) if item.name != "constraint")
@@ -26,6 +28,11 @@ _ALSO = (
     "constraint",
     "heal",
     "return_logprob",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "max_rounds",
+    "separate_reasoning",
 )
 
 
@@ -60,6 +67,9 @@ class GenExpr(Expr):
     constraint: Constraint | None = None
     type: TypeSpec | None = None
     heal: bool | None = None
+    tools: tuple[ToolFunction, ...] = ()
+    max_rounds: int = 8
+    read: Read | None = None  # of the first round, where there are tools
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +123,11 @@ def gen(
     return_logprob: bool | None = None,
     top_logprobs_num: int | None = None,
     dtype: Any = None,
+    tools: Sequence[Any] | None = None,
+    tool_choice: Any = None,
+    parallel_tool_calls: bool = True,
+    max_rounds: int | None = None,
+    separate_reasoning: bool | None = None,
     **options: Any,
 ) -> GenExpr | SelectExpr:
     """Generate; the text becomes part of the state, and ``s[name]`` is its value.
@@ -128,6 +143,11 @@ def gen(
         choices: the same as ``select(name, choices)``.
         heal: token healing where the text before ends inside a word; by default on.
         return_logprob, top_logprobs_num: SGLang's names of ``logprobs``; ``dtype``: of ``type``.
+        tools: typed functions that the model may call, in an assistant message: their results are appended and generation goes on until an
+            answer without calls, which is the value; ``s.calls(name)`` has the calls. The body waits for it.
+        tool_choice: of the first round: ``"auto"``, ``"required"``, ``"none"`` or a tool. parallel_tool_calls: several calls in one round.
+            max_rounds: most rounds with calls (8); then the model has to answer.
+        separate_reasoning: the value is without what the model thinks to itself, which ``s.reasoning(name)`` has; always so with tools.
         options: every other field of ``SamplingParams``: ``temperature``, ``top_p``, ``seed``, ``logprobs``, ...
 
     Raises:
@@ -162,6 +182,24 @@ def gen(
         _refuse("choices_method needs choices")
     if constraint is not None and not isinstance(constraint, Constraint):
         _refuse(f"constraint={shown(constraint)}: must be a Constraint")
+    if tools is None and (tool_choice is not None or max_rounds is not None):
+        _refuse(f"{'tool_choice' if tool_choice is not None else 'max_rounds'} needs tools")
+    if separate_reasoning is not None and not isinstance(separate_reasoning, bool):
+        _refuse(f"separate_reasoning={shown(separate_reasoning)}: must be True or False")
+    taken: tuple[ToolFunction, ...] = ()
+    read = Read() if separate_reasoning else None
+    if tools is not None:
+        taken = tool_list(tools)
+        if n not in (None, 1):
+            _refuse(f"n={shown(n)}: with tools there is one sample; use s.fork")
+        if max_rounds is not None and (
+            isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1
+        ):
+            _refuse(f"max_rounds={shown(max_rounds)}: must be at least 1")
+        read = first_read(
+            taken, "auto" if tool_choice is None and taken else tool_choice or "none", parallel_tool_calls
+        )
+        read = replace(read, reasoning=separate_reasoning is not False)
     spec = None
     try:
         if regex is not None:
@@ -177,7 +215,7 @@ def gen(
             constraint = spec.constraint
     except InvalidRequest as error:
         raise UsageError(str(error), author_line()) from error
-    return GenExpr(name, values, constraint, spec, heal)
+    return GenExpr(name, values, constraint, spec, heal, taken, max_rounds or 8, read)
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> GenExpr | SelectExpr:

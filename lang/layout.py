@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from lang.graph import ProgramGraph
-from radixrt.engine.nodes import Fork, Gen, Join, Role, Select, refs
+from radixrt.engine.nodes import Fork, Gen, Join, Role, Select, Wait, refs
 
 WIDTH, HEIGHT = 236, 94  # of a box
 _GAP, _LAYER, _DUMMY = 18, 138, 20
@@ -45,7 +45,7 @@ def fold(graph: ProgramGraph) -> list[Box]:
             continue
         parent = graph.nodes[nodes[0]].parent
         over = None if parent is None else box_of[parent]
-        if over is not None and all(isinstance(graph.nodes[id], (Role, Fork)) for id in nodes):
+        if over is not None and all(isinstance(graph.nodes[id], (Role, Fork, Wait)) for id in nodes):
             boxes[over].nodes += nodes  # marks behind a generation: they say nothing of their own
             box_of.update(dict.fromkeys(nodes, over))
             continue

@@ -14,6 +14,7 @@ def described(graph: ProgramGraph, done: Done, sample: int = 0) -> dict[str, Any
     samples = [
         {
             "text": output.text,
+            **({"content": output.content, "reasoning": output.answer.reasoning} if output.answer is not None else {}),
             "token_ids": list(output.token_ids),
             "finish_reason": str(output.finish_reason),
             "stop_reason": output.stop_reason,

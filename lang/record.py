@@ -14,7 +14,7 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -36,8 +36,10 @@ from radixrt.engine.nodes import (
     params_to_dict,
     to_dict,
 )
+from radixrt.engine.protocol import read_answer
 from radixrt.errors import InvalidRequest, shown
 from radixrt.request import FinishReason, PositionLogprobs, TokenLogprob
+from radixrt.tools.parts import Answer
 
 VERSION = 1
 T = TypeVar("T")
@@ -192,6 +194,8 @@ def _output_out(output: Output) -> dict[str, Any]:
         data["stop_reason"] = output.stop_reason
     if output.logprobs is not None:
         data["logprobs"] = [[_token_out(item) for item in (at.chosen, *at.top)] for at in output.logprobs]
+    if output.answer is not None:
+        data["answer"] = asdict(output.answer)
     return data
 
 
@@ -298,7 +302,15 @@ def _output(where: str, name: str, data: Any) -> Output:
         finish_reason=FinishReason(reason),
         stop_reason=stop,
         logprobs=_items(where, "logprobs", entry["logprobs"], _position) if "logprobs" in entry else None,
+        answer=_answer(where, entry.get("answer")),
     )
+
+
+def _answer(where: str, data: Any) -> Answer | None:
+    try:
+        return read_answer(data)
+    except (TypeError, KeyError, AttributeError):
+        raise InvalidRequest(where, f": answer={shown(data, 40)}: must have content, reasoning and calls") from None
 
 
 def _position(where: str, name: str, data: Any) -> PositionLogprobs:

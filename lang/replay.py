@@ -10,14 +10,14 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lang.backends.base import Backend, Capabilities, Counters, Emit, ProgramInfo, Session
 from lang.backends.steps import Stage, Step, StepSession, before, label
 from lang.graph import ProgramGraph
-from radixrt.engine.nodes import Delta, Done, Event, Fork, Gen, Join, Node, Role, Select, Text, params_to_dict
+from radixrt.engine.nodes import Delta, Done, Event, Fork, Gen, Join, Node, Role, Select, Text, Wait, params_to_dict
 from radixrt.errors import nearest, shown
 
 _OTHER_IDS = 2**52  # of nodes that only the other backend sees
@@ -261,7 +261,7 @@ class _Playing(StepSession):
             if which:
                 self._made += 1
                 id = _OTHER_IDS + self._made
-            if isinstance(one.node, (Role, Fork)):
+            if isinstance(one.node, (Role, Fork, Wait)):
                 nodes.append(replace(one.node, parent=parent, sample=at))
             elif isinstance(one.node, Join):
                 nodes.append(Text(id=id, parent=parent, sample=at, parts=("",)))
@@ -323,11 +323,12 @@ def _request(node: Node, choices: Sequence[str]) -> list[Any]:
     if isinstance(node, Gen):
         params = params_to_dict(node.params)
         params.pop("seed", None)
-        return ["gen", node.name, node.heal, params]
+        return ["gen", node.name, node.heal, params, *([asdict(node.read)] if node.read is not None else ())]
     if isinstance(node, Select):
         return ["select", node.name, node.heal, node.method, node.temperature, list(choices)]
     assert isinstance(node, Role), node
-    return ["role", node.role, node.begin]
+    told = [[one.name, one.arguments, one.content] for one in node.results]
+    return ["role", node.role, node.begin, *([node.tools, told] if node.tools or told else ())]
 
 
 def _continue(mark: _Hash, parent: Node, sample: int, text: str) -> None:

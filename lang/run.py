@@ -53,6 +53,7 @@ class Run:
         "info",
         "open_nodes",
         "partial",
+        "said",
         "seed",
         "stream",
     )
@@ -75,6 +76,7 @@ class Run:
         self.heal = heal and backend.capabilities.healing
         self.graph = ProgramGraph(info.name, seed)
         self.partial: dict[tuple[int, int], list[str]] = {}  # pieces of running samples, where they are streamed
+        self.said: dict[tuple[int, int], list[str]] = {}  # of these, where they are read: without thinking and calls
         self.open_nodes: set[int] = set()  # not answered yet
         self._next = 0
         self._planned: dict[int, Node] = {}  # submitted, not added by the body yet
@@ -256,6 +258,8 @@ class Run:
             return
         if isinstance(event, Delta):
             self.partial.setdefault((event.node, event.sample), []).append(event.text)
+            if event.content:
+                self.said.setdefault((event.node, event.sample), []).append(event.content)
             self._tell_change()
         elif event.node in self._planned:
             self._ahead[event.node] = event

@@ -1,6 +1,6 @@
 """ProgramState: what the body of a program appends to and reads from.
 
-Invariants: appending never waits, reading waits for what is read; a branch sees what its parent had when it was forked and nothing of
+Invariants: appending never waits (but for tools, which the body runs), reading waits for what is read; a branch sees what its parent had when it was forked and nothing of
 its siblings; a failure stays with the branch where it happened until it is read.
 """
 
@@ -19,17 +19,18 @@ from lang.graph import ProgramGraph
 from lang.group import Rated, StateGroup, checked_size, majority, mean_logprob, with_logprobs
 from lang.loop import LOOP, called, wait
 from lang.meta import described
-from lang.params import made_params
+from lang.params import check_backend, made_params
 from lang.placeholders import NeedsValue, filled, is_placeholder, parts_of
 from lang.run import Run
 from lang.streams import check_reader, pieces, read_elsewhere, read_here
+from lang.tools import ToolSteps, answer
 from lang.variable import Sample, Variable, sample_of
-from radixrt import InvalidRequest, SamplingParams
-from radixrt.engine.nodes import Fork, Gen, Ref, Role, Select, Text
+from radixrt import InvalidRequest
+from radixrt.engine.nodes import Fork, Gen, Read, Ref, Role, Select, Text
 from radixrt.errors import nearest, shown
 
 
-class ProgramState:
+class ProgramState(ToolSteps):
     """A state of a running program. Made by ``run`` and ``fork``.
 
     ``s += text | gen(...) | select(...) | user(...) ...`` appends; ``s[name]`` reads.
@@ -46,6 +47,7 @@ class ProgramState:
         self._vars: dict[str, Variable] = {}
         self._lines: dict[str, str] = {}  # where each variable was set
         self._scopes: list[tuple[str, int]] = []
+        self._rounds: dict[str, list[int]] = {}  # generations with tools that have begun
         self.ret_value: Any = None
         self._error: BaseException | None = None
         self._task: asyncio.Future[Any] | None = None  # of a run that streams
@@ -112,8 +114,18 @@ class ProgramState:
             )
 
     def _append_gen(self, expr: GenExpr, line: str) -> None:
-        run = self._run
         self._check_new(expr.name, line)
+        if expr.tools:
+            answer(self, expr, line)
+            return
+        node, samples = self._generate(expr, line, expr.read)
+        if expr.name:
+            plain = None if expr.read is None else str
+            self._set(expr.name, Variable(node, samples, expr.type.parse if expr.type is not None else plain), line)
+
+    def _generate(self, expr: GenExpr, line: str, read: Read | None) -> tuple[int, int]:
+        """Append the node of a generation; returns its id and how many samples it has."""
+        run = self._run
         values: dict[str, Any] = {**run.defaults, **expr.options}
         if expr.constraint is not None:
             values["constraint"] = expr.constraint
@@ -125,18 +137,16 @@ class ProgramState:
             params = made_params(values).with_seed(seed)
         except InvalidRequest as error:
             raise UsageError(f"gen({shown(expr.name) if expr.name else ''}): {error}", line) from error
-        self._check_backend(params, line)
+        check_backend(run.backend, params, run.param_names, read, self._role, line)
         heal = run.heal if expr.heal is None else expr.heal
         node = self._add(
             lambda id: Gen(
-                id=id, parent=self._head, sample=self._sample, params=params, name=expr.name or "", heal=heal
+                id=id, parent=self._head, sample=self._sample, params=params, name=expr.name or "", heal=heal, read=read
             ),
             line,
             expr.name,
         )
-        if expr.name:
-            parse = expr.type.parse if expr.type is not None else None
-            self._set(expr.name, Variable(node, params.n, parse), line)
+        return node, params.n
 
     def _append_select(self, expr: SelectExpr, line: str) -> None:
         run = self._run
@@ -179,22 +189,6 @@ class ProgramState:
                 f"{name!r} is set already, at {self._lines.get(name) or 'its fork'}: choose another name", line
             )
 
-    def _check_backend(self, params: SamplingParams, line: str) -> None:
-        able = self._run.backend.capabilities
-        if able.params is not None:
-            plain = made_params({})
-            for name in self._run.param_names:
-                if name not in able.params and name != "seed" and getattr(params, name) != getattr(plain, name):
-                    raise UsageError(
-                        f"gen: {self._run.backend.name} cannot honour {name}={shown(getattr(params, name))}", line
-                    )
-        if able.constraints is not None and params.constraint is not None:
-            kind = params.constraint.to_dict()["type"]
-            if kind not in able.constraints:
-                raise UsageError(f"gen: {self._run.backend.name} cannot enforce a constraint of kind {kind!r}", line)
-        if not able.completion and self._role != "assistant":
-            raise UsageError(f"gen: {self._run.backend.name} generates only inside of an assistant message", line)
-
     # ---- variables
 
     def _set(self, name: str, variable: Variable, line: str) -> None:
@@ -231,7 +225,7 @@ class ProgramState:
                 raise NeedsValue
             return placeholder
         done = self._run.done(variable.node)
-        values = [self._parsed(variable, output.text) for output in done.outputs]
+        values = [self._parsed(variable, output.content) for output in done.outputs]
         return values if variable.samples > 1 else values[0]
 
     def __contains__(self, name: object) -> bool:
@@ -307,6 +301,7 @@ class ProgramState:
             if isinstance(node, Role):
                 if node.begin:
                     inside = []
+                    found += [{"role": "tool", "content": one.content} for one in node.results]
                     found.append({"role": node.role, "content": ""})
                 else:
                     inside = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lang.errors import UsageError, author_line
 from lang.loop import LOOP, body_state
-from radixrt.engine.nodes import Text
+from radixrt.engine.nodes import Gen, Text
 
 if TYPE_CHECKING:
     from lang.state import ProgramState
@@ -30,15 +30,19 @@ async def pieces(state: ProgramState, name: str | None) -> AsyncIterator[str]:
     """
     run = state._run
     if name is not None:
-        while name not in state._vars:
+        while name not in state._vars and name not in state._rounds:
             if run.closed or (state._task is not None and state._task.done()):
                 state._variable(name)
             await run.changed()
+        if name in state._rounds:
+            async for piece in _of_rounds(state, name):
+                yield piece
+            return
         variable = state._vars[name]
         if variable.node is None:
             yield state.text(name) if variable.span is not None else str(variable.value)
             return
-        async for piece in _of_node(state, variable.node, 0):
+        async for piece in _of_node(state, variable.node, 0, named=True):
             yield piece
         return
     at = 0
@@ -56,15 +60,36 @@ async def pieces(state: ProgramState, name: str | None) -> AsyncIterator[str]:
         await run.changed()
 
 
-async def _of_node(state: ProgramState, node: int, sample: int) -> AsyncIterator[str]:
+async def _of_rounds(state: ProgramState, name: str) -> AsyncIterator[str]:
+    """What the model says in each round of a generation with tools; the last round's is the variable's value."""
+    run, at = state._run, 0
+    while True:
+        if at < len(state._rounds[name]):
+            async for piece in _of_node(state, state._rounds[name][at], 0, named=True):
+                yield piece
+            at += 1
+        elif name in state._vars:
+            return
+        elif run.closed:
+            if state._error is not None:
+                raise state._error
+            state._variable(name)
+        else:
+            await run.changed()
+
+
+async def _of_node(state: ProgramState, node: int, sample: int, named: bool = False) -> AsyncIterator[str]:
+    """The pieces of a node; ``named``: of what a variable holds of it, without thinking and calls where these are read."""
     run = state._run
+    item = run.graph.nodes[node]
+    read = named and isinstance(item, Gen) and item.read is not None
     if isinstance(run.graph.nodes[node], Text):
         yield run.graph.text_of(node)
         return
     shown = ""
     at = 0
     while True:
-        got = run.partial.get((node, sample), ())
+        got = (run.said if read else run.partial).get((node, sample), ())
         if at < len(got):
             piece = "".join(got[at:])
             at = len(got)
@@ -76,7 +101,7 @@ async def _of_node(state: ProgramState, node: int, sample: int) -> AsyncIterator
         await run.changed()
     if node in run.graph.failed:
         raise run.error_of(node)
-    text = run.graph.text_of(node, sample)
+    text = run.result(node).outputs[sample].content if read else run.graph.text_of(node, sample)
     if len(text) > len(shown):
         yield text[len(shown) :]
 

@@ -126,6 +126,20 @@ def _spec(type_: Any) -> TypeSpec:
     if type_ is None or isinstance(type_, str | int | float | Mapping | list | tuple | Enum | _FUNCTIONS):
         wanted = "must be a type, such as int, list[str] or a pydantic model"
         raise InvalidRequest("type", f"={shown(type_)}: {wanted}, not a value of type {type(type_).__name__}")
+    adapter, schema = _described(name, type_)
+    bare = _bare(name, schema)
+    if bare is not None:
+        constraint, to_json = bare
+        return TypeSpec(name, constraint, True, adapter, to_json)
+    return TypeSpec(name, Constraint.json_schema(schema), False, adapter, str)
+
+
+def schema_of(type_: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    """pydantic's adapter of a type and its JSON Schema, as narrow as what pydantic reads; raises what ``spec_of`` raises."""
+    return _described(_name(type_), type_)
+
+
+def _described(name: str, type_: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(_readable(type_))
         schema = adapter.json_schema(schema_generator=_SchemaWriter, mode="validation")
@@ -137,12 +151,7 @@ def _spec(type_: Any) -> TypeSpec:
         part = f"its part {where}" if where else "it"
         raise InvalidRequest("type", f"={name}: {part} {problem}")
     _versioned_uuids(schema)
-
-    bare = _bare(name, schema)
-    if bare is not None:
-        constraint, to_json = bare
-        return TypeSpec(name, constraint, True, adapter, to_json)
-    return TypeSpec(name, Constraint.json_schema(schema), False, adapter, str)
+    return adapter, schema
 
 
 def _readable(type_: Any, above: tuple[Any, ...] = ()) -> Any:

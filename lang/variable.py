@@ -20,6 +20,8 @@ class Variable:
     span: tuple[int, ...] | None = None  # nodes, of a scope
     value: Any = None
     make: Callable[[], Any] | None = None
+    rounds: tuple[int, ...] = ()  # of a generation with tools: all its nodes
+    calls: tuple[Any, ...] = ()
 
 
 class Sample:
@@ -30,7 +32,7 @@ class Sample:
 
     def __call__(self, _: str) -> Any:
         assert self.variable.node is not None
-        text = self.state._run.done(self.variable.node).outputs[self.index].text
+        text = self.state._run.done(self.variable.node).outputs[self.index].content
         return self.state._parsed(self.variable, text)
 
 

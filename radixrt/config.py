@@ -56,6 +56,9 @@ class EngineConfig:
     program_admission: bool = _setting(
         True, "start a program only when the KV of all started ones fits (not with policies fcfs and priority)"
     )
+    program_leases: bool = _setting(
+        True, "keep the KV of a program that waits for a tool, for as long as that tool takes"
+    )
     dtype: str = _setting(
         "auto",
         "computation dtype; auto: float32 on a CPU, the model's own elsewhere (in 16 bits, rounding can depend on the batch)",
@@ -127,6 +130,7 @@ class EngineConfig:
             "program_order",
             "program_eviction",
             "program_admission",
+            "program_leases",
             "jump_forward",
             "check_integrity",
         ):

@@ -194,7 +194,7 @@ class RequestOutput:
 
     Where choices were scored, ``scores`` has for each choice the natural log-probabilities of its tokens (``None`` if the request
     was aborted or failed), there is a sample without text for each choice, ``prompt_token_ids`` is the prefix, and the counts are sums over the
-    choices, each of which is a prompt of its own: prefix and choice.
+    choices, each of which is a prompt of its own: prefix and choice. Where an embedding was asked for, ``embedding`` is the vector.
     """
 
     request_id: str
@@ -211,6 +211,7 @@ class RequestOutput:
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
     error: str | None = None
     scores: tuple[tuple[float, ...], ...] | None = None
+    embedding: tuple[float, ...] | None = None
 
     @property
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""Mutated requests at a whole server: bodies of ``/generate`` and ``/v1/programs``, messages and raw frames of a WebSocket.
+"""Mutated requests at a whole server: bodies of its routes, chats with tools and vectors among them, messages and raw frames of a WebSocket.
 
     python scripts/fuzz_server.py --model M [--count 100000] [--seed 0] [--clients 8]
 
@@ -64,6 +64,44 @@ MESSAGES: tuple[dict[str, Any], ...] = (
     {"op": "drop", "program": "p", "nodes": [0, 2]},
     {"op": "close", "program": "p"},
 )
+_ASKED = [{"role": "user", "content": "hi"}]
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"enum": [1, 2]}, "b": {"$ref": "#/$defs/b"}},
+            "required": ["a"],
+            "$defs": {"b": {"type": "string", "maxLength": 3}},
+        },
+    },
+}
+_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+CHATS: tuple[dict[str, Any], ...] = (
+    {"messages": _ASKED, "max_tokens": 60, "tools": [_TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+    {"messages": _ASKED, "max_tokens": 40, "tools": [_TOOL], "stream": True, "thinking_budget": 3, "n": 2},
+    {
+        "messages": [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "4"}],
+        "max_tokens": 4,
+        "tools": [_TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"enable_thinking": False},
+    },
+)  # fmt: skip
+# Bodies of the other routes.
+OTHERS: dict[str, tuple[dict[str, Any], ...]] = {
+    "/v1/chat/completions": CHATS,
+    "/v1/embeddings": (
+        {"input": ["a", [40, 50]], "encoding_format": "base64", "pooling": "mean", "normalize": False},
+        {"input": "a b", "dimensions": 8, "truncate_dimensions": True, "cache_salt": "z"},
+    ),
+    "/v1/score": ({"text_1": "a", "text_2": ["b", "c"], "answers": ["y", "n"], "template": "{query} {document}"},),
+    "/v1/rerank": ({"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "instruction": "i"},),
+    "/v1/schema/check": ({"schema": json.dumps(_TOOL["function"])},),
+}
 # What a value is changed into; the last ones are written as they stand, for ``json.dumps`` cannot.
 JUNK: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 7, 0.5, -0.0, 1e308, 2**31, 2**53 + 1, 2**63, -(2**63), 2**64, 2**200),
@@ -173,8 +211,11 @@ class Fuzz:
     async def case(self) -> None:
         """One request, or the messages of one WebSocket."""
         kind = self._mutator.random.random()
-        if kind < 0.55:
+        if kind < 0.3:
             await self._post("/generate", self._mutator.body(GENERATE))
+        elif kind < 0.55:
+            path = self._mutator.random.choice(tuple(OTHERS))
+            await self._post(path, self._mutator.body(OTHERS[path]))
         elif kind < 0.7:
             await self._post("/v1/programs", self._mutator.body((GRAPH, {**GRAPH, "stream": False})))
         elif kind < 0.85:

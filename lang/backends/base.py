@@ -40,6 +40,7 @@ class Capabilities:
         select_sampling: ``select`` with a temperature above 0.
         healing: token healing; where it is missing, text ends as it ends.
         completion: generation outside of an ``assistant`` role.
+        tools: tools and their results in chats, and outputs read into thinking, content and calls.
     """
 
     params: frozenset[str] | None = None
@@ -48,6 +49,7 @@ class Capabilities:
     select_sampling: bool = True
     healing: bool = True
     completion: bool = True
+    tools: bool = True
 
 
 class Session(Protocol):

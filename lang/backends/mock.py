@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from lang.backends.base import Capabilities, Counters, Emit, ProgramInfo
@@ -21,6 +21,9 @@ from radixrt.engine.nodes import Choosing, Gen, Output, Role, Select, Usage
 from radixrt.errors import InvalidRequest, nearest, shown
 from radixrt.grammar.constraint import Constraint
 from radixrt.request import FinishReason, SamplingParams
+from radixrt.tools import Answer, ChatParser, answer_of
+from radixrt.tools.formats import HERMES
+from radixrt.tools.reasoning import THINK
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 _UNKNOWN = ("logprobs", "prompt_logprobs")
@@ -71,6 +74,7 @@ class MockBackend:
         delay: seconds that every ``gen`` and ``select`` takes.
         tokens_per_delta: words in each piece of a stream; ``None``: a reply comes in one piece.
 
+    A reply with ``<think>...</think>`` and ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` is read so where tools or thinking are looked for.
     Stop strings cut a reply, ``max_tokens`` counts its words, and a reply must meet its constraint. ``calls`` holds every reply asked for, in order.
     """
 
@@ -188,11 +192,16 @@ class MockBackend:
             constraint = params.constraint
             if reply is None:
                 reply = self._default(node.name or "gen", i, constraint)
-            elif constraint is not None:
+            elif constraint is not None and node.read is None:
                 problem = self._check(constraint)(reply)
                 if problem:
                     raise InvalidRequest("reply", f"={shown(reply)} {problem}, as its constraint {constraint!r} wants")
             output, words = _cut(reply, params)
+            if node.read is not None:
+                answer = _answer(node, i, output.text)
+                output = replace(output, answer=answer)
+                if constraint is not None and not answer.calls and (problem := self._check(constraint)(answer.content)):
+                    raise InvalidRequest("reply", f"={shown(answer.content)} {problem}, as its constraint wants")
             outputs.append(output)
             total += words
         return tuple(outputs), total
@@ -306,6 +315,15 @@ def _texts(where: str, value: Any) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise InvalidRequest(f"{where}[{i}]", f"={shown(text)}: must be a string")
     return tuple(value)
+
+
+def _answer(node: Gen, sample: int, text: str) -> Answer:
+    """A reply as the engine would read it: calls of any name, in Hermes' form."""
+    read = node.read
+    calls = read is not None and read.choice != "none"
+    thinking = read is not None and read.reasoning
+    parser = ChatParser(HERMES if calls else None, THINK if thinking else None, request_id=f"{node.id}/{sample}")
+    return answer_of(parser.push(text) + parser.finish())
 
 
 def _cut(reply: str, params: SamplingParams) -> tuple[Output, int]:

@@ -113,6 +113,7 @@ class OpenAI:
             select_sampling=False,
             healing=False,
             completion=not self.is_chat_model,
+            tools=False,
         )
 
     async def start(self) -> None:

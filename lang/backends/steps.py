@@ -31,6 +31,7 @@ from radixrt.engine.nodes import (
     Template,
     Text,
     Usage,
+    Wait,
     refs,
 )
 from radixrt.errors import InvalidRequest
@@ -275,7 +276,7 @@ class StepSession:
                     except InvalidRequest as error:
                         self.fail(one, "invalid", f"{label(one.node)}: {error}")
                         continue
-                elif not isinstance(one.node, (Fork, Join)):
+                elif not isinstance(one.node, (Fork, Join, Wait)):
                     self.fail(one, "invalid", f"{label(one.node)}: is of an unknown kind")
                     continue
                 if one.parent is not None:
@@ -352,6 +353,7 @@ def transcript(nodes: Iterable[tuple[Node, str]]) -> Transcript:
             continue
         if content is not None:
             messages.append((role, "".join(content)))
+        messages += [("tool", one.content) for one in node.results]
         role, content = node.role, [] if node.begin else None
     if content is not None:
         messages.append((role, "".join(content)))
@@ -360,7 +362,9 @@ def transcript(nodes: Iterable[tuple[Node, str]]) -> Transcript:
 
 def chatml(role: Role) -> str:
     """How a message begins or ends where the model's own template is not known."""
-    return f"<|im_start|>{role.role}\n" if role.begin else "<|im_end|>\n"
+    told = "".join(f"<|im_end|>\n<|im_start|>tool\n{one.content}" for one in role.results)
+    begin = f"<|im_start|>{role.role}\n"
+    return f"{told}<|im_end|>\n{begin}" if told else begin if role.begin else "<|im_end|>\n"
 
 
 def _misfit(step: Step) -> str:

@@ -21,6 +21,7 @@ and holding O(nodes passed), evicting a leaf O(1).
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ _NONE: IntArray = np.empty(0, dtype=np.int32)
 class Node:
     """One edge of the tree: ``key`` (token bytes) and the ``slots`` that hold its KV, one a token."""
 
-    __slots__ = ("children", "gone", "holds", "key", "latest", "locks", "namespace", "parent", "slots")
+    __slots__ = ("children", "gone", "holds", "key", "latest", "locks", "namespace", "parent", "slots", "used")
 
     def __init__(self, parent: Node | None, key: bytes, slots: IntArray, namespace: str) -> None:
         self.parent = parent
@@ -50,6 +51,7 @@ class Node:
         self.holds = 0
         self.gone = False  # evicted; ``parent`` is then the node that its holds moved to
         self.namespace = namespace
+        self.used = 0.0  # when it was unlocked, held or released last, monotonic seconds; 0: not yet
 
     @property
     def tokens(self) -> int:
@@ -225,13 +227,14 @@ class RadixTree:
     def unlock(self, node: Node) -> None:
         """Release one lock of ``node``; what nobody else holds becomes evictable, as just used."""
         walk: Node | None = node
-        last = node
+        last, now = node, time.monotonic()
         while walk is not None:
             if walk.locks <= 0:
                 raise RuntimeError("a node was unlocked more often than locked")
             walk.locks -= 1
             if walk.locks == 0 and walk.parent is not None:
                 size = len(walk.key) // _ITEM
+                walk.used = now
                 if walk.holds:
                     self._held[walk] = None
                     self.held_tokens += size
@@ -274,9 +277,11 @@ class RadixTree:
         if last is root:
             return None
         walk: Node | None = last
+        now = time.monotonic()
         while walk is not None:
             walk.holds += 1
             if walk.locks == 0 and walk.parent is not None:
+                walk.used = now
                 if walk.holds == 1:
                     del self._recency[walk]
                     self._held[walk] = None
@@ -289,6 +294,7 @@ class RadixTree:
     def release(self, hold: Hold) -> None:
         """Undo ``hold``; doing it again does nothing."""
         walk, hold.node = hold.node, None
+        now = time.monotonic()
         while walk is not None and walk.gone:
             walk = walk.parent
         while walk is not None:
@@ -296,6 +302,7 @@ class RadixTree:
             if walk.holds == 0 and walk.locks == 0 and walk.parent is not None:
                 del self._held[walk]
                 self._recency[walk] = None
+                walk.used = now
                 self.held_tokens -= len(walk.key) // _ITEM
             walk = walk.parent
 
@@ -363,6 +370,11 @@ class RadixTree:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def recent(self) -> Iterator[Node]:
+        """The unlocked nodes, most recently used first, the held ones before the others. Takes only as long as it is followed."""
+        yield from reversed(self._held)
+        yield from reversed(self._recency)
 
     def slots(self) -> IntArray:
         """Slots of the whole tree."""
@@ -447,7 +459,7 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         upper = Node(parent, node.key[:at], node.slots[: at // _ITEM].copy(), node.namespace)
-        upper.locks, upper.holds = node.locks, node.holds
+        upper.locks, upper.holds, upper.used = node.locks, node.holds, node.used
         upper.children[node.key[at : at + self._page_bytes]] = upper.latest = node
         parent.children[node.key[: self._page_bytes]] = upper
         if parent.latest is node:

@@ -42,9 +42,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 # Flags of other servers that mean what is not there yet: an error is better than a server that does something else.
 LATER = {
-    "--tool-call-parser": "tools",
-    "--reasoning-parser": "reasoning",
-    "--enable-auto-tool-choice": "tools",
     "--tensor-parallel-size": "several devices",
     "--tp-size": "several devices",
 }
@@ -71,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="engine.disable_radix_cache",
         default=argparse.SUPPRESS,
         help="the opposite of --disable-radix-cache; it is the default",
+    )
+    parser.add_argument(
+        "--enable-auto-tool-choice",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="changes nothing: tools may be called wherever a request has some",
     )
     for flag, what in LATER.items():
         parser.add_argument(flag, action=_Later, what=what, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

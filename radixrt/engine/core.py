@@ -25,6 +25,7 @@ from radixrt.engine.inputs import Message, Prompt, params_for, read_template, sp
 from radixrt.engine.intake import Intake, Ready
 from radixrt.engine.live import LiveRequest, LiveSample
 from radixrt.engine.sampling import sample_step
+from radixrt.engine.snapshot import snapshot
 from radixrt.engine.stats import EngineStats, OptimalCache
 from radixrt.errors import EngineClosed, InvalidRequest, RadixrtError
 from radixrt.grammar.compile import compile_constraint
@@ -84,6 +85,7 @@ class Engine:
             program_order=self.config.program_order,
             program_eviction=self.config.program_eviction,
             program_admission=self.config.program_admission,
+            program_leases=self.config.program_leases,
             program_pause=_PAUSE,
             program_floor=_FLOOR,
         )
@@ -223,6 +225,16 @@ class Engine:
         self._check_open()
         return self._intake.scoring(prefix, choices)
 
+    def prepare_embed(self, prompt: Prompt, pooling: str = "last") -> Ready:
+        """A request that generates nothing: its output's ``embedding`` is the prompt's final hidden states, pooled (``last`` or
+        ``mean``) and not normalized. Any thread may do this.
+
+        Raises:
+            InvalidRequest: an empty prompt, one that does not fit, ids that the model does not know, another pooling.
+        """
+        self._check_open()
+        return self._intake.embedding(prompt, pooling)
+
     def healable(self, token_id: int) -> bytes:
         """The bytes of a token that ``heal`` should take off the end of a prompt, see ``TokenTable.healable``; else ``b""``."""
         return self._intake.table.healable(token_id)
@@ -304,6 +316,11 @@ class Engine:
         return self._info
 
     @property
+    def embedding_size(self) -> int:
+        """Numbers of an embedding: the model's hidden size."""
+        return self._runner.model.hidden_size
+
+    @property
     def closed(self) -> bool:
         return self._closed
 
@@ -329,13 +346,16 @@ class Engine:
             cache_nodes=self._tree.nodes if self._tree is not None else 0,
             evicted_tokens=self._tree.evicted_tokens if self._tree is not None else 0,
             preemptions=counters.preemptions,
-            running=len(self._scheduler.running),
-            waiting=self._scheduler.waiting_count,
+            **self._scheduler.figures(),
             steps=counters.steps,
             forward_tokens=counters.forward_tokens,
             draft_tokens=counters.drafted,
             accepted_tokens=self._accepted_tokens,
         )
+
+    def snapshot(self, most: int) -> dict[str, Any]:
+        """The cache and who stands in it, as plain data: at most ``most`` nodes; see ``radixrt.engine.snapshot``."""
+        return snapshot(self._tree, self._scheduler, self._samples, most)
 
     def reset_stats(self) -> None:
         """Start counting anew; the cache stays, so a prompt cached before counts as cached and not as optimal."""
@@ -405,7 +425,10 @@ class Engine:
             seed = params.seed if params.seed is not None else mix(self.config.seed, self._arrivals)
             self._arrivals += 1
             scoring = ready.choices is not None
-            request = LiveRequest(request_id, ready.tokens, params, cache_salt, time.monotonic(), scoring=scoring)
+            arrived, pooling = time.monotonic(), ready.pooling
+            request = LiveRequest(
+                request_id, ready.tokens, params, cache_salt, arrived, scoring=scoring, pooling=pooling
+            )
             self._requests[request_id] = request
             self._request_count += 1
             for index, prompt in enumerate(prompts):

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from radixrt.cache.page_pool import IntArray
 from radixrt.config import EngineConfig
+from radixrt.engine.embedding import check_pooling
 from radixrt.engine.healing import Healing, TokenTable, healed
 from radixrt.engine.inputs import Prompt, check_ids, check_limits, is_list, to_ids, to_tokens
 from radixrt.engine.scoring import joined
@@ -32,6 +33,7 @@ class Ready:
         tokens: of its prompt, int32; of its prefix, where choices are scored.
         healing: the bytes that the output begins with and does not show. constraint: of the whole output, these bytes included.
         choices: the token ids to score behind the prefix; nothing is generated then.
+        pooling: how the prompt's hidden states become one vector, where that is asked for; nothing is generated then.
     """
 
     tokens: IntArray
@@ -39,6 +41,7 @@ class Ready:
     constraint: CompiledConstraint | None = None
     healing: Healing | None = None
     choices: tuple[IntArray, ...] | None = None
+    pooling: str | None = None
 
     def prompts(self) -> list[IntArray]:
         """The prompt of each of its sequences."""
@@ -139,3 +142,13 @@ class Intake:
                     f"more than context_length={context}",
                 )
         return Ready(before, SamplingParams(max_tokens=0), choices=ids)
+
+    def embedding(self, prompt: Prompt, pooling: str) -> Ready:
+        """See ``Engine.prepare_embed``."""
+        context, vocab = self._info.context_length, self._info.vocab_size
+        check_pooling(pooling)
+        tokens = to_tokens(prompt, self._tokenizer, context)
+        check_ids("prompt", tokens, vocab)
+        if len(tokens) > context:
+            raise InvalidRequest("prompt", f"has {len(tokens)} tokens; context_length={context} must hold it")
+        return Ready(tokens, SamplingParams(max_tokens=0), pooling=pooling)

@@ -26,7 +26,8 @@ from radixrt.scheduler.sequence import Sequence
 
 
 class LiveRequest:
-    """One request and its samples. ``scoring``: its sequences are choices behind the prompt, and nothing is generated."""
+    """One request and its samples. ``scoring``: its sequences are choices behind the prompt; ``pooling``: its hidden states become
+    one vector. Nothing is generated then."""
 
     def __init__(
         self,
@@ -37,9 +38,12 @@ class LiveRequest:
         arrived: float,
         *,
         scoring: bool = False,
+        pooling: str | None = None,
     ) -> None:
         self.request_id = request_id
         self.scoring = scoring
+        self.pooling = pooling
+        self.embedding: tuple[float, ...] | None = None
         self.prompt = prompt
         self.params = params
         self.namespace = namespace
@@ -79,6 +83,7 @@ class LiveRequest:
             prompt_logprobs=self.prompt_logprobs,
             error=self.error,
             scores=self._scores() if self.scoring else None,
+            embedding=self.embedding if self.error is None else None,
         )
 
     def _scores(self) -> tuple[tuple[float, ...], ...] | None:
@@ -121,7 +126,8 @@ class LiveSample:
         # with a constraint, ids that end too early are taken out of its mask, unless ending is all that is left
         self._early = np.array(sorted(self._end_ids), dtype=np.int64)
         self._spec = SamplingSpec.of(params, seed, self._end_ids if constraint is None else ())
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        shown = constraint.markers if constraint is not None else frozenset[int]()
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, shown=shown)
         self._stops = StopStrings(params.stop, params.include_stop)
         self._text: list[str] = []
         self._logprobs: list[PositionLogprobs] = []

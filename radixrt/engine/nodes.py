@@ -11,16 +11,19 @@ default values may be left out. Parents and references come before the nodes tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from radixrt.errors import InvalidRequest, shown, unknown_field
 from radixrt.request import FinishReason, PositionLogprobs, SamplingParams
+from radixrt.tools.definitions import read_tools
+from radixrt.tools.parts import Answer
 
 VERSION = 1
 MAX_NODES = 1_000_000
 _ID = 2**53
 N = TypeVar("N", bound="Node")
+F = TypeVar("F")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +63,57 @@ class Text(Node):
     parts: Template
 
 
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call gave. ``seconds``: that the program waited for it, from which the next wait is foretold."""
+
+    id: str
+    name: str
+    arguments: str
+    content: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """How the text of a ``Gen`` is read: into thinking, what it says, and calls of the chat's tools.
+
+    Fields:
+        choice: ``auto``, ``none``, ``required`` or ``named``. tool: the one that must be called. parallel: more than one call may follow.
+        reasoning: thinking is kept apart.
+    """
+
+    choice: str = "none"
+    tool: str | None = None
+    parallel: bool = True
+    reasoning: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role(Node):
-    """Begins or ends a message of a chat, as the model's template writes it."""
+    """Begins or ends a message of a chat, as the model's template writes it.
+
+    Fields:
+        tools: on a chat's first message: what the model may call in it, as ``name``, ``description`` and ``parameters``.
+        results: ``assistant`` begins anew behind the results of the calls that its open message has made.
+    """
 
     kind: ClassVar[str] = "role"
     role: str
     begin: bool
+    tools: tuple[Mapping[str, Any], ...] = ()
+    results: tuple[ToolResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gen(Node):
-    """Generates. ``heal``: token healing where the text before ends inside a word."""
+    """Generates. ``heal``: token healing where the text before ends inside a word. ``read``: its outputs have an ``answer``."""
 
     kind: ClassVar[str] = "gen"
     params: SamplingParams = field(default_factory=SamplingParams)
     name: str = ""
     heal: bool = True
+    read: Read | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +145,15 @@ class Join(Node):
     branches: tuple[int, ...] = ()
 
 
-KINDS: dict[str, type[Node]] = {cls.kind: cls for cls in (Text, Role, Gen, Select, Fork, Join)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait(Node):
+    """Marks that the program waits for tools of these names before it goes on from here; appends nothing."""
+
+    kind: ClassVar[str] = "wait"
+    tools: tuple[str, ...] = ()
+
+
+KINDS: dict[str, type[Node]] = {cls.kind: cls for cls in (Text, Role, Gen, Select, Fork, Join, Wait)}
 
 
 # ---- what is told about nodes
@@ -132,13 +177,19 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One sample of a ``Gen``, or the choice of a ``Select``."""
+    """One sample of a ``Gen``, or the choice of a ``Select``. ``answer``: its parts, where they were asked for."""
 
     text: str
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason = FinishReason.STOP
     stop_reason: str | int | None = None
     logprobs: tuple[PositionLogprobs, ...] | None = None
+    answer: Answer | None = None
+
+    @property
+    def content(self) -> str:
+        """The text without thinking and calls, where these are read; else the text."""
+        return self.text if self.answer is None else self.answer.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +207,13 @@ class Choosing:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text that a running node has added to one of its samples."""
+    """Text that a running node has added to one of its samples. ``content`` and ``reasoning``: what became certain of these, where it is read."""
 
     node: int
     sample: int
     text: str
+    content: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +254,10 @@ def to_dict(node: Node) -> dict[str, Any]:
             value = [_parts_out(choice) for choice in value]
         elif item.name == "params":
             value = params_to_dict(value)
+        elif item.name == "tools" and isinstance(node, Role):
+            value = [dict(tool) for tool in value]
+        elif item.name in ("results", "read"):
+            value = [asdict(one) for one in value] if isinstance(value, tuple) else asdict(value)
         data[item.name] = list(value) if isinstance(value, tuple) else value
     return data
 
@@ -241,7 +298,7 @@ def from_dict(data: Any, where: str = "node") -> Node:
             continue
         if name not in valid:
             raise unknown_field(where, name, [*valid, "kind"])
-        values[name] = _read(f"{where}.{name}", name, value)
+        values[name] = _read(f"{where}.{name}", "names" if cls is Wait and name == "tools" else name, value)
     for name, item in valid.items():
         if name not in values and item.default is MISSING and item.default_factory is MISSING:
             raise InvalidRequest(f"{where}.{name}", "is missing")
@@ -338,12 +395,41 @@ def _read(where: str, name: str, value: Any) -> Any:
         return _parts_in(where, value)
     if name == "choices":
         return tuple(_parts_in(f"{where}[{i}]", item) for i, item in enumerate(_listed(where, value)))
+    if name == "names":
+        return tuple(_read(f"{where}[{i}]", "name", item) for i, item in enumerate(_listed(where, value)))
+    if name == "tools":
+        read_tools(where, [{"type": "function", "function": tool} for tool in _listed(where, value)])
+        return tuple(value)
+    if name == "results":
+        return tuple(_fields(f"{where}[{i}]", ToolResult, item) for i, item in enumerate(_listed(where, value)))
+    if name == "read":
+        return None if value is None else _fields(where, Read, value)
     if name == "branches":
         return tuple(_read(f"{where}[{i}]", "id", item) for i, item in enumerate(_listed(where, value)))
     assert name == "params", name
     if isinstance(value, Mapping) and isinstance(value.get("logit_bias"), Mapping):
         value = {**value, "logit_bias": {_token(where, key): bias for key, bias in value["logit_bias"].items()}}
     return SamplingParams.from_dict(value)
+
+
+def _fields(where: str, cls: type[F], value: Any) -> F:
+    """A small record of texts, flags and seconds."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(where, f"={shown(value)}: must be an object")
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    for name, given in value.items():
+        if name not in known:
+            raise unknown_field(where, str(name), list(known))
+        kind = str(known[name].type)
+        number = kind == "float" and isinstance(given, int | float) and not isinstance(given, bool) and given >= 0
+        text = kind.startswith("str") and (isinstance(given, str) or (given is None and "None" in kind))
+        if not (number or text or (kind == "bool" and isinstance(given, bool))):
+            wanted = {"float": "a number of seconds", "bool": "true or false"}.get(kind, "a string")
+            raise InvalidRequest(f"{where}.{name}", f"={shown(given)}: must be {wanted}")
+    for name, item in known.items():
+        if name not in value and item.default is MISSING:
+            raise InvalidRequest(f"{where}.{name}", "is missing")
+    return cls(**value)
 
 
 def _token(where: str, key: Any) -> int:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from radixrt.cache.page_pool import IntArray
+from radixrt.engine.nodes import Role
+from radixrt.engine.tool_text import Called, ToolSet, chat_of, rendered, results_text, tool_set
 from radixrt.errors import InvalidRequest
 from radixrt.model.tokenizer import Tokenizer
 
@@ -32,15 +34,16 @@ _NO_TOKENS: IntArray = np.empty(0, dtype=np.int32)
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenState:
     """A state. ``size``: fixed tokens; ``own``: the last of them, those before lie in ``before``; ``roles``: of the messages so far;
-    ``open``: the last of these has not ended; ``tokenized``: tokens made of text on the way here since the last generation."""
+    ``open``: the last of these has not ended; ``tokenized``: tokens made of text on the way here since the last generation; ``tools``: of the chat."""
 
     before: TokenState | None = None
     own: IntArray = field(default_factory=lambda: _NO_TOKENS)
     size: int = 0
     pending: str = ""
-    roles: tuple[str, ...] = ()
+    roles: tuple[str | Called, ...] = ()
     open: bool = False
     tokenized: int = 0
+    tools: ToolSet | None = None
 
     def tokens(self) -> IntArray:
         """All fixed tokens, int32 ``[size]``."""
@@ -65,7 +68,7 @@ class ProgramText:
         self._chars = 0
         self._cuts: re.Pattern[str] | None = None
         self._words = False  # a cut between a letter and the space before another letter is never crossed
-        self._roles: dict[tuple[str, ...], tuple[str, str]] = {}
+        self._roles: dict[tuple[ToolSet | None, tuple[str | Called, ...]], tuple[str, str]] = {}
         self.tokenized = 0  # tokens that text was really turned into, not found again
 
     # ---- states
@@ -101,31 +104,45 @@ class ProgramText:
 
     def extend(self, state: TokenState, tokens: IntArray, pending: str = "") -> TokenState:
         """A settled state with tokens that were generated behind it, and text that is left over of them."""
-        return TokenState(state, tokens, state.size + len(tokens), pending, state.roles, state.open)
+        return TokenState(state, tokens, state.size + len(tokens), pending, state.roles, state.open, 0, state.tools)
 
     def back_up(self, state: TokenState) -> TokenState:
         """A settled state without its last token."""
-        return TokenState(None, state.tokens()[:-1], state.size - 1, "", state.roles, state.open, state.tokenized)
+        return replace(state, before=None, own=state.tokens()[:-1], size=state.size - 1, pending="")
 
-    def role(self, state: TokenState, role: str, begin: bool) -> tuple[TokenState, str]:
+    def role(self, state: TokenState, node: Role) -> tuple[TokenState, str]:
         """``state`` with a message begun or ended, and the text that this appends.
 
         Raises:
-            InvalidRequest: roles do not nest, or the template refuses this order of roles.
+            InvalidRequest: roles do not nest, tools come late, or the template refuses this order of roles.
             ModelError: the model has no chat template, or a broken one.
         """
+        role, begin, tools = node.role, node.begin, state.tools
+        if node.tools:
+            if state.roles:
+                raise InvalidRequest("tools", "must stand at the first message of a chat")
+            tools = tool_set(self._tokenizer, node.tools)
+        if node.results:
+            return self._results(state, node)
         if begin and state.open:
             raise InvalidRequest("role", f"={role!r}: begins inside of {state.roles[-1]!r}, which has not ended")
         if not begin and not (state.open and state.roles[-1] == role):
             raise InvalidRequest("role", f"={role!r}: ends but has not begun")
         roles = (*state.roles, role) if begin else state.roles
-        text = self._around(roles)[0 if begin else 1]
-        after = self.append(state, text)
-        return (
-            TokenState(after.before, after.own, after.size, after.pending, roles, begin, after.tokenized)
-            if after is not state
-            else TokenState(state, _NO_TOKENS, state.size, state.pending, roles, begin, state.tokenized)
-        ), text
+        text = self._around(roles, tools)[0 if begin else 1]
+        return replace(self.append(state, text), roles=roles, open=begin, tools=tools), text
+
+    def _results(self, state: TokenState, node: Role) -> tuple[TokenState, str]:
+        """The open message ends, the results of its calls follow, and the next one begins."""
+        if not (state.open and state.roles[-1] == node.role == "assistant" and node.begin) or state.tools is None:
+            raise InvalidRequest(
+                "results", "must follow calls in an open message of the assistant, in a chat with tools"
+            )
+        end = self._around(state.roles, state.tools)[1]
+        chat = chat_of(state.roles, _marks(state.roles))
+        text = end + results_text(self._tokenizer, state.tools, chat, node.results)
+        roles = (*state.roles, Called(tuple(one.name for one in node.results)), "assistant")
+        return replace(self.append(state, text), roles=roles), text
 
     def kept(self, tokens: tuple[int, ...], spelled: bytes, hidden: frozenset[int]) -> tuple[int, str]:
         """How many of the generated ``tokens`` spell only what stays, and the text of ``spelled`` that they lack.
@@ -152,10 +169,11 @@ class ProgramText:
 
     def _fix(self, state: TokenState, pending: str, cut: int) -> TokenState:
         if cut == 0:
-            return TokenState(state.before, state.own, state.size, pending, state.roles, state.open, state.tokenized)
+            return replace(state, pending=pending)
         ids = self._encode(pending[:cut], first=state.size == 0)
         made = state.tokenized + len(ids)
-        return TokenState(state, ids, state.size + len(ids), pending[cut:], state.roles, state.open, made)
+        size = state.size + len(ids)
+        return TokenState(state, ids, size, pending[cut:], state.roles, state.open, made, state.tools)
 
     def _encode(self, text: str, *, first: bool) -> IntArray:
         key = (first, text)
@@ -225,28 +243,30 @@ class ProgramText:
             _CROSSES.search(spell(id)) for id in range(self._tokenizer.vocab_size) if id not in added
         )
 
-    def _around(self, roles: tuple[str, ...]) -> tuple[str, str]:
+    def _around(self, roles: tuple[str | Called, ...], tools: ToolSet | None = None) -> tuple[str, str]:
         """What the template writes before and behind the content of the last of these messages.
 
         Found by rendering the chat with marks in place of the contents.
         """
-        known = self._roles.get(roles)
+        known = self._roles.get((tools, roles))
         if known is not None:
             return known
-        marks = [f"\ue000{i}\ue001" for i in range(len(roles))]
-        messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
-        whole = self._tokenizer.render_chat(messages, add_generation_prompt=False)
+        marks = _marks(roles)
+        messages = chat_of(roles, marks)
+        whole = rendered(self._tokenizer, tools, messages, False)
         before, found, end = whole.partition(marks[-1])
         if not found:
             raise InvalidRequest("role", f"={roles[-1]!r}: the chat template does not write messages of this role")
         if roles[-1] == "assistant" and len(roles) > 1:
-            before = self._tokenizer.render_chat(messages[:-1], add_generation_prompt=True)
-        if len(roles) > 1:
-            earlier = self._roles.get(roles[:-1])
+            before = rendered(self._tokenizer, tools, messages[:-1], True)
+        if len(roles) > 1 and isinstance(roles[-2], Called):
+            before = ""  # was written with the results
+        elif len(roles) > 1:
+            earlier = self._roles.get((tools, roles[:-1]))
             if earlier is not None:
                 ended = earlier[1]
             else:  # no recursion: chats may be long
-                ended = self._tokenizer.render_chat(messages[:-1], add_generation_prompt=False).partition(marks[-2])[2]
+                ended = rendered(self._tokenizer, tools, messages[:-1], False).partition(marks[-2])[2]
             before, found, begin = before.rpartition(marks[-2])
             if not found or not begin.startswith(ended):
                 raise InvalidRequest(
@@ -256,5 +276,9 @@ class ProgramText:
             before = begin[len(ended) :]
         if len(self._roles) >= 4096:
             self._roles.clear()
-        self._roles[roles] = (before, end)
+        self._roles[tools, roles] = (before, end)
         return before, end
+
+
+def _marks(roles: tuple[str | Called, ...]) -> list[str]:
+    return [f"\ue000{i}\ue001" for i in range(len(roles))]

@@ -19,6 +19,7 @@ import numpy as np
 from radixrt.cache.page_pool import IntArray
 from radixrt.engine.core import Engine
 from radixrt.engine.healing import healed
+from radixrt.engine.node_facts import because, kind, leased, steps_below, told
 from radixrt.engine.nodes import (
     MAX_NODES,
     Choosing,
@@ -35,18 +36,22 @@ from radixrt.engine.nodes import (
     Template,
     Text,
     Usage,
+    Wait,
     check_order,
     refs,
 )
 from radixrt.engine.program_text import EMPTY, ProgramText, TokenState
-from radixrt.errors import EngineClosed, InvalidRequest, RadixrtError
-from radixrt.grammar.errors import UnsupportedConstraint
-from radixrt.request import FinishReason, OutputDelta, RequestOutput
+from radixrt.engine.runs import Runs
+from radixrt.engine.tool_text import Reader
+from radixrt.errors import EngineClosed, InvalidRequest
+from radixrt.request import FinishReason, OutputDelta, RequestOutput, SamplingParams
 from radixrt.sampling.choices import Scored, decide, method_of
 from radixrt.scheduler.hints import ProgramHint
+from radixrt.scheduler.leases import Lease
 
 Listener = Callable[[OutputDelta | BaseException], None]
 Emit = Callable[[Event], None]
+_PLAIN = SamplingParams()
 
 
 @dataclass(slots=True)
@@ -60,6 +65,7 @@ class _Live:
     cancelled: bool = False  # nothing may continue it, also where it was done before
     states: tuple[TokenState, ...] | None = None
     outputs: tuple[Output, ...] = ()
+    usage: Usage | None = None
     failed: str | None = None
     requests: tuple[str, ...] = ()  # that run for it
     holds: dict[int, Any] = field(default_factory=dict)  # of its samples' KV, by sample
@@ -67,6 +73,9 @@ class _Live:
     heal: bytes = b""
     started: float = 0.0
     waiting: Future[Any] | None = None  # for a constraint that is being compiled
+    params: SamplingParams = _PLAIN  # of a ``Gen``, as it runs
+    reader: Reader | None = None
+    lease: Lease | None = None  # while the program waits for the tools that it called
 
     @property
     def over(self) -> bool:
@@ -89,6 +98,7 @@ class _Program:
         self.ready: deque[_Live] = deque()
         self.began = time.monotonic()
         self.steps = 0  # generations that are over
+        self.number = 0
         self.closed = False
 
 
@@ -113,6 +123,8 @@ class Programs:
         self._text = ProgramText(engine.tokenizer)
         self._open: dict[str, _Program] = {}
         self._count = 0
+        self._runs = Runs()
+        self._leases = engine._scheduler.leases
 
     @property
     def tokenized(self) -> int:
@@ -122,6 +134,10 @@ class Programs:
     @property
     def running(self) -> int:
         return len(self._open)
+
+    def runs(self, known: Iterable[int] = ()) -> dict[str, Any]:
+        """What is remembered of programs; see ``Runs.told``."""
+        return self._runs.told(self._open, known)
 
     # ---- what a client may do
 
@@ -139,7 +155,8 @@ class Programs:
         """
         if id in self._open:
             raise InvalidRequest("program", f"={id!r}: a program of this id is running")
-        self._open[id] = _Program(id, name, order, cache_salt, stream, emit)
+        self._open[id] = program = _Program(id, name, order, cache_salt, stream, emit)
+        program.number = self._runs.number()
 
     def add(self, id: str, nodes: Sequence[Node]) -> None:
         """Add nodes; those that need nothing unfinished begin at once.
@@ -164,7 +181,7 @@ class Programs:
                     continue
             blocked = next((n for n in needs if program.live[n].failed is not None), None)
             if blocked is not None:
-                self._fail(program, live, "cancelled", _because(program.live[blocked]))
+                self._fail(program, live, "cancelled", because(program.live[blocked]))
                 continue
             for other in needs:
                 if not program.live[other].over:
@@ -208,6 +225,7 @@ class Programs:
         if program is None:
             return
         program.closed = True
+        self._runs.keep(program)
         for live in program.live.values():
             self._let_go(program, live)
             self._stop(live)
@@ -232,7 +250,7 @@ class Programs:
             try:
                 self._start(program, live)
             except Exception as error:
-                self._fail(program, live, _kind(error), _told(error))
+                self._fail(program, live, kind(error), told(error))
 
     def _start(self, program: _Program, live: _Live) -> None:
         node = live.node
@@ -241,13 +259,17 @@ class Programs:
         if isinstance(node, Text):
             self._finish(program, live, (self._text.append(state, self._written(program, node.parts)),))
         elif isinstance(node, Role):
-            state, text = self._text.role(state, node.role, node.begin)
+            state, text = self._text.role(state, node)
+            for result in node.results:
+                self._leases.learn(result.name, result.seconds, program.cache_salt)
             self._finish(
                 program, live, (state,), Done(node.id, (Output(text),), Usage(started=live.started - program.began))
             )
         elif isinstance(node, (Gen, Select)):
             self._generate(program, live, state)
         else:
+            if isinstance(node, Wait):
+                live.lease = self._leases.grant(state.tokens(), program.cache_salt, node.tools[:16])
             self._finish(program, live, (state,))
 
     def _generate(self, program: _Program, live: _Live, state: TokenState) -> None:
@@ -266,7 +288,15 @@ class Programs:
         if isinstance(node, Select):
             self._submit_select(program, live, node)
             return
-        constraint = node.params.constraint
+        live.params = node.params
+        if node.read is not None:
+            prompt = start.tokens()[-64:].tolist()
+            live.reader = Reader(self._engine.tokenizer, node.read, start.tools, node.params, prompt, str(node.id))
+            live.params = live.reader.params
+        above = leased(program, live)
+        if above is not None and above.lease is not None:
+            self._leases.extend(above.lease, learn=isinstance(above.node, Wait))
+        constraint = live.params.constraint
         if constraint is not None:
             if live.heal:
                 constraint = healed(constraint, live.heal)
@@ -292,12 +322,12 @@ class Programs:
             assert isinstance(live.node, Gen)
             self._submit_gen(program, live, live.node)
         except Exception as error:
-            self._fail(program, live, _kind(error), _told(error))
+            self._fail(program, live, kind(error), told(error))
             self._run(program)
 
     def _submit_gen(self, program: _Program, live: _Live, node: Gen) -> None:
         live.waiting = None
-        ready = self._engine.prepare(_ids(live.start), node.params, heal=live.heal)
+        ready = self._engine.prepare(_ids(live.start), live.params, heal=live.heal)
         begun, live.requests = live.requests, ()
         self._submit(program, live, ready, partial(self._heard, program, live), *begun)
 
@@ -347,7 +377,7 @@ class Programs:
             name=program.name,
             order=program.order,
             step=program.steps,
-            remaining=_steps_below(live),
+            remaining=steps_below(live),
             group=f"{program.id}/{live.node.parent}",
             fanout=len(parent.children) if parent is not None else 1,
         )
@@ -363,8 +393,12 @@ class Programs:
         if isinstance(delta, BaseException):
             self._fail(program, live, "error", str(delta))
         else:
+            above = leased(program, live)
+            if above is not None:
+                self._end_lease(above, resumed=True)
             if program.stream and delta.text:
-                program.emit(Delta(live.node.id, delta.index, delta.text))
+                read = live.reader.push(delta.index, delta.text) if live.reader is not None else ("", "")
+                program.emit(Delta(live.node.id, delta.index, delta.text, *read))
             if delta.output is not None:
                 if delta.output.error is not None:
                     self._fail(program, live, "error", delta.output.error)
@@ -385,14 +419,20 @@ class Programs:
                 kept = kept[:-1]
             rest = ""
             if isinstance(sample.stop_reason, str):
-                hidden = self._engine.tokenizer.special_ids if node.params.skip_special_tokens else frozenset()
+                hidden = self._engine.tokenizer.special_ids if live.params.skip_special_tokens else frozenset()
                 count, rest = self._text.kept(kept, live.heal + sample.text.encode(), hidden)
                 kept = kept[:count]
             states.append(self._text.extend(live.start, _array(kept), rest))
+        read = live.reader.answer if live.reader is not None else lambda sample, text: None
         live.outputs = tuple(
-            Output(s.text, s.token_ids, s.finish_reason, s.stop_reason, s.logprobs) for s in output.samples
+            Output(s.text, s.token_ids, s.finish_reason, s.stop_reason, s.logprobs, read(s.index, s.text))
+            for s in output.samples
         )
         self._hold(program, live, states)
+        answer = live.outputs[0].answer
+        if answer is not None and answer.calls:
+            named = [call.name for call in answer.calls]
+            live.lease = self._leases.grant(states[0].tokens(), program.cache_salt, named)
         self._finish(program, live, tuple(states), Done(node.id, live.outputs, self._usage(program, live, [output])))
 
     def _chosen(
@@ -413,7 +453,7 @@ class Programs:
             )
             decision = decide(scored, method_of(node.method), node.temperature, node.seed)
         except Exception as error:
-            self._fail(program, live, _kind(error), _told(error))
+            self._fail(program, live, kind(error), told(error))
             return
         chosen = decision.index
         state = self._text.extend(live.start, _array(tokens[chosen]))
@@ -462,6 +502,7 @@ class Programs:
             live.requests = ()
             program.steps += 1
         if told is not None:
+            live.usage = told.usage
             program.emit(told)
         for other in live.dependents:
             other.missing -= 1
@@ -481,7 +522,7 @@ class Programs:
             self._let_go(program, one)
             if not program.closed:
                 program.emit(Failed(one.node.id, kind, problem))
-            stack += [(other, "cancelled", _because(one)) for other in one.dependents]
+            stack += [(other, "cancelled", because(one)) for other in one.dependents]
             one.dependents = []
 
     def _stop(self, live: _Live) -> None:
@@ -509,7 +550,13 @@ class Programs:
                 return
             node = above.node
 
+    def _end_lease(self, live: _Live, resumed: bool = False) -> None:
+        if live.lease is not None:
+            self._leases.end(live.lease, resumed=resumed)
+            live.lease = None
+
     def _let_go(self, program: _Program, live: _Live) -> None:
+        self._end_lease(live)
         for hold in live.holds.values():
             self._engine.release(hold, program=program.id)
         live.holds.clear()
@@ -536,39 +583,6 @@ class Programs:
             else:
                 raise InvalidRequest("arg", f"={part.name!r}: is not bound")
         return "".join(texts)
-
-
-def _steps_below(live: _Live) -> int | None:
-    """Generations that are known to follow, along the longest path of what waits; ``None``: nothing is known."""
-    if not live.dependents:
-        return None
-    steps, stack = 0, [(live, 0)]
-    seen = 0
-    while stack and seen < 256:  # an estimate: a large graph is not walked whole at each step
-        one, depth = stack.pop()
-        seen += 1
-        steps = max(steps, depth)
-        stack += [(other, depth + isinstance(other.node, (Gen, Select))) for other in one.dependents]
-    return steps
-
-
-def _because(live: _Live) -> str:
-    name = getattr(live.node, "name", "")
-    return (
-        f"needs {f'{name!r} (node {live.node.id})' if name else f'node {live.node.id}'}, which failed: {live.failed}"[
-            :2000
-        ]
-    )
-
-
-def _kind(error: Exception) -> str:
-    if isinstance(error, UnsupportedConstraint):
-        return "unsupported"
-    return "invalid" if isinstance(error, RadixrtError) else "error"
-
-
-def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, RadixrtError) else f"{type(error).__name__}: {error}"
 
 
 def _ids(state: TokenState) -> Any:

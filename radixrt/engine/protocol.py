@@ -9,7 +9,7 @@ To the engine::
 
 From the engine::
 
-    {"event": "delta", "program": "p1", "node": 2, "sample": 0, "text": "..."}
+    {"event": "delta", "program": "p1", "node": 2, "sample": 0, "text": "...", "content": "...", "reasoning": "..."}
     {"event": "done", "program": "p1", "node": 2, "outputs": [...], "usage": {...}, "choosing": {...} | null}
     {"event": "failed", "program": "p1", "node": 2, "kind": "invalid", "error": "..."}
     {"event": "error", "program": "p1" | null, "error": "..."}      a message could not be carried out
@@ -22,13 +22,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from radixrt.engine.nodes import VERSION, Choosing, Delta, Done, Event, Failed, Output, Usage, from_dict
 from radixrt.engine.programs import Programs
 from radixrt.errors import InvalidRequest, RadixrtError, shown, unknown_field
 from radixrt.request import FinishReason, PositionLogprobs, TokenLogprob
+from radixrt.tools.parts import Answer, Call
 
 MAX_MESSAGE = 64 * 2**20  # characters
 _HALVES = re.compile("[\ud800-\udfff]")
@@ -152,7 +153,8 @@ def written(data: Mapping[str, Any]) -> str:
 def event_to_dict(event: Event) -> dict[str, Any]:
     """The JSON form of an event, without its program."""
     if isinstance(event, Delta):
-        return {"event": "delta", "node": event.node, "sample": event.sample, "text": event.text}
+        data = {"event": "delta", "node": event.node, "sample": event.sample, "text": event.text}
+        return data | {name: getattr(event, name) for name in ("content", "reasoning") if getattr(event, name)}
     if isinstance(event, Failed):
         return {"event": "failed", "node": event.node, "kind": event.kind, "error": event.error}
     choosing = event.choosing
@@ -173,7 +175,8 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
     """
     kind = data["event"]
     if kind == "delta":
-        return Delta(int(data["node"]), int(data["sample"]), str(data["text"]))
+        read = (str(data.get("content", "")), str(data.get("reasoning", "")))
+        return Delta(int(data["node"]), int(data["sample"]), str(data["text"]), *read)
     if kind == "failed":
         return Failed(int(data["node"]), str(data["kind"]), str(data["error"]))
     if kind != "done":
@@ -200,6 +203,8 @@ def _output(output: Output) -> dict[str, Any]:
     }
     if output.logprobs is not None:
         data["logprobs"] = [[_entry(one.chosen), [_entry(t) for t in one.top]] for one in output.logprobs]
+    if output.answer is not None:
+        data["answer"] = asdict(output.answer)
     return data
 
 
@@ -220,7 +225,16 @@ def _read_output(data: Mapping[str, Any]) -> Output:
             PositionLogprobs(TokenLogprob(*chosen), tuple(TokenLogprob(*entry) for entry in top))
             for chosen, top in logprobs
         ),
+        answer=read_answer(data.get("answer")),
     )
+
+
+def read_answer(data: Any) -> Answer | None:
+    """The JSON form of an answer; raises as ``event_from_dict`` does."""
+    if data is None:
+        return None
+    calls = tuple(Call(str(one["id"]), str(one["name"]), str(one["arguments"])) for one in data["calls"])
+    return Answer(str(data["content"]), str(data["reasoning"]), calls)
 
 
 def _tuples(value: Any) -> Any:

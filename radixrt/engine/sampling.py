@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence as Seq
 
 from radixrt.cache.page_pool import IntArray
+from radixrt.engine.embedding import pool
 from radixrt.engine.live import LiveSample
 from radixrt.engine.scoring import prompt_logprobs, score
 from radixrt.model.runner import ModelRunner
@@ -25,7 +26,8 @@ def sample_step(runner: ModelRunner, batch: Batch, items: Seq[LiveSample]) -> li
     """For each sampled sequence the token that follows its last one, then those that follow each of its drafts.
 
     There are fewer where a constraint does not allow a draft: what follows that one cannot be wanted. The first one may be an
-    error. Of scored choices the scores are kept in the item, and their token says nothing but whether they are numbers.
+    error. Of scored choices the scores are kept in the item, of a prompt to embed the vector in its request, and their token says
+    nothing but whether these are numbers.
     """
     for item in items:
         request = item.request
@@ -39,6 +41,9 @@ def sample_step(runner: ModelRunner, batch: Batch, items: Seq[LiveSample]) -> li
             items[i].scores = scores
             finite = all(map(math.isfinite, scores))
             results[i] = [Sampled(-1, error=None if finite else "the model's logits are not finite")]
+    for i, item in enumerate(items):
+        if item.request.pooling is not None:
+            results[i] = [_embedded(runner, item)]
     owners: list[int] = []
     rows: list[Row] = []
     masks: list[Bitmask | None] = []
@@ -60,6 +65,15 @@ def sample_step(runner: ModelRunner, batch: Batch, items: Seq[LiveSample]) -> li
     for i, result in zip(owners, _sample(runner, batch.sample_slots[slots], rows, masks), strict=True):
         results[i].append(result)
     return results
+
+
+def _embedded(runner: ModelRunner, item: LiveSample) -> Sampled:
+    request, sequence = item.request, item.sequence
+    try:
+        request.embedding = pool(runner.store.hidden, sequence.slots[: sequence.size], request.pooling or "last")
+    except ValueError as error:
+        return Sampled(-1, error=str(error))
+    return Sampled(-1)
 
 
 def _sample(runner: ModelRunner, slots: IntArray, rows: Seq[Row], masks: Seq[Bitmask | None]) -> list[Sampled]:

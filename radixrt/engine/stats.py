@@ -22,6 +22,8 @@ class EngineStats:
         hit_rate: share of them that was not computed but found in the cache.
         optimal_hit_rate: ``1 - unique radix edges / prompt tokens``: what a cache that forgets nothing would reach.
         pool_used: held by running sequences or cached; ``pool_evictable`` of them can be evicted at once.
+        leases: programs that wait for a tool and whose KV (``leased_tokens``) is kept meanwhile; those granted since the start ended as
+            ``resumed``, ``expired`` (the tool took longer than foretold) or ``given_up`` (others needed the room).
         draft_tokens: guessed and verified (``EngineConfig.speculation``); ``accepted_tokens`` of them were right.
     """
 
@@ -47,6 +49,13 @@ class EngineStats:
     forward_tokens: int
     draft_tokens: int
     accepted_tokens: int
+    leases: int
+    leased_tokens: int
+    leases_granted: int
+    leases_resumed: int
+    leases_expired: int
+    leases_given_up: int
+    leases_refused: int
 
 
 class OptimalCache:

@@ -5,12 +5,14 @@ Invariant: the grammar accepts exactly the constraint's outputs, or an ``Unsuppo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from radixrt.errors import InvalidRequest
 from radixrt.grammar import constraint as asked
 from radixrt.grammar import ir
 from radixrt.grammar.constraint import Constraint
+from radixrt.grammar.vocabulary import MARKERS, vocabulary_of
 
 if TYPE_CHECKING:
     from radixrt.grammar.matcher import CompiledConstraint, Engine
@@ -21,7 +23,25 @@ def compile_constraint(constraint: Constraint, tokenizer: Tokenizer, backend: st
     """The automaton of a constraint for a vocabulary, run by ``backend``. Errors are those of ``Constraint.compile``."""
     from radixrt.grammar.matcher import compile_grammar
 
-    return compile_grammar(to_grammar(constraint), tokenizer, engine=cast("Engine", backend))
+    vocabulary = vocabulary_of(
+        tokenizer, markers=any(marker in text for text in _written(constraint) for marker in MARKERS)
+    )
+    return compile_grammar(to_grammar(constraint), tokenizer, vocabulary=vocabulary, engine=cast("Engine", backend))
+
+
+def _written(constraint: Constraint) -> Iterator[str]:
+    """What a constraint has the output hold word for word: its literals, and what begins and ends its tags."""
+    match constraint.spec:
+        case asked.LiteralText(text):
+            yield text
+        case asked.Sequence(parts) | asked.Alternatives(parts):
+            for part in dict.fromkeys(parts):
+                yield from _written(part)
+        case asked.StructuralTags():
+            yield from constraint.spec.triggers
+            for tag in constraint.spec.tags:
+                yield from (tag.begin, tag.end)
+                yield from _written(tag.constraint)
 
 
 def to_grammar(constraint: Constraint) -> ir.Grammar:

@@ -42,7 +42,7 @@ _TURNS = (0.1, 1.0)  # seconds of a compilation's first turns; the last one is a
 _AGAIN = 0.1  # seconds after which one that was interrupted and goes on is interrupted again
 
 
-class _Interrupted(BaseException):
+class Interrupted(BaseException):
     """Raised inside a compilation whose turn is over; not an Exception, so that nothing in it takes it for its own."""
 
 
@@ -83,7 +83,7 @@ class _Job:
         with self.aim:
             if self.thread is not None:
                 self.interrupted = True
-                _raise_in(self.thread, _Interrupted)
+                _raise_in(self.thread, Interrupted)
 
     def beyond(self) -> None:
         """From here on the thread, which is the caller's, is not interrupted; what was sent and has not come yet comes here."""
@@ -92,10 +92,10 @@ class _Job:
         if thread is None or not self.interrupted:
             return
         try:
-            _raise_in(thread, _Interrupted)  # in place of the one that may be under way, so that one comes for certain
+            _raise_in(thread, Interrupted)  # in place of the one that may be under way, so that one comes for certain
             while True:
                 time.sleep(0)
-        except _Interrupted:
+        except Interrupted:
             pass
 
 
@@ -301,7 +301,7 @@ class CompileCache:
                 self._stuck -= 1
             else:
                 self._slow -= level > 0
-            cut = isinstance(error, _Interrupted)
+            cut = isinstance(error, Interrupted)
             if self._jobs.get(job.key) is job:
                 if cut and not job.stuck:
                     self._count(turns=1)
@@ -325,7 +325,7 @@ class CompileCache:
         return job.stuck
 
     def _interruptible(self, job: _Job) -> CompiledConstraint:
-        """Compile; ``_Interrupted`` comes out of here or nowhere."""
+        """Compile; ``Interrupted`` comes out of here or nowhere."""
         job.late = 0.0
         self._set_alarm(job, self._turns[job.level])
         try:

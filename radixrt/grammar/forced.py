@@ -20,10 +20,14 @@ _NEXT = bytes(sorted(range(128), key=lambda b: (chr(b).isalnum() or chr(b).isspa
 
 
 class ForcedTokens:
-    """Cuts text for one tokenizer."""
+    """Cuts text for one tokenizer. ``markers``: special tokens that are text."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, markers: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
+        self._special = tokenizer.special_ids - markers
+        texts = [tokenizer.token_bytes(id).decode() for id in markers]
+        self._begun = frozenset(text[:end] for text in texts for end in range(1, len(text)))
+        self._longest = max(map(len, self._begun), default=0)
         backend = tokenizer._backend
         self._split = None
         if tokenizer.kind == "byte-level" and backend.normalizer is None and backend.pre_tokenizer is not None:
@@ -35,7 +39,7 @@ class ForcedTokens:
             ids = self._tokenizer.encode(text, add_special=False)
         except ValueError:
             return None
-        if self._tokenizer.special_ids.intersection(ids):
+        if self._special.intersection(ids):
             return None
         if b"".join(map(self._tokenizer.token_bytes, ids)) == text.encode():
             return ids
@@ -45,7 +49,7 @@ class ForcedTokens:
     def _after(self, before: str, text: str) -> list[int] | None:
         """The tokens of ``text`` where it follows ``before``; None if the tokenizer makes no cut between the two."""
         ids = self._tokenizer.encode(before + text, add_special=False)
-        if self._tokenizer.special_ids.intersection(ids):
+        if self._special.intersection(ids):
             return None
         spelled = [self._tokenizer.token_bytes(id) for id in ids]
         if not b"".join(spelled).endswith((before + text).encode()):
@@ -71,8 +75,12 @@ class ForcedTokens:
             if error.end < len(forced) or not error.start:
                 return []
             text, last = forced[: error.start].decode("utf-8"), False
+        for size in range(min(self._longest, len(text)), 0, -1):  # it may become a marker, which is one token
+            if text[-size:] in self._begun and not last:
+                text = text[:-size]
+                break
         before = self._before(steps)
-        ids = self._after(before, text)
+        ids = self._after(before, text) if text else None
         if ids is None:  # the model decides
             return []
         if last or self._cut_off(before + text, follows):

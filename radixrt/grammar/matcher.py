@@ -129,7 +129,12 @@ class CompiledConstraint:
 
     def __init__(self, core: Any, module: Any, vocabulary: Vocabulary, tokenizer: Tokenizer | None) -> None:
         self._core, self._module, self._vocabulary, self._tokenizer = core, module, vocabulary, tokenizer
-        self._forced = ForcedTokens(tokenizer) if tokenizer is not None else None
+        self.markers = frozenset(
+            id
+            for id in (tokenizer.special_ids if tokenizer is not None else ())
+            if id < vocabulary.size and vocabulary.spelled[id]
+        )  # special tokens that are text here, and are shown as such
+        self._forced = ForcedTokens(tokenizer, self.markers) if tokenizer is not None else None
         self._min_tokens: int | None = None
 
     def __repr__(self) -> str:

@@ -1,7 +1,8 @@
 """The vocabulary as the automata see it: what each token spells, and which ids end a sequence.
 
 Invariants: special tokens, end tokens and ids without text spell nothing, so no grammar ever matches them; two ids may spell
-the same; a vocabulary never changes, and one tokenizer has one.
+the same; a vocabulary never changes, and one tokenizer has one, and a second one for constraints that name one of ``MARKERS``, in which
+special tokens that are such a marker spell it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from radixrt.model.tokenizer import Tokenizer
 
 MAX_TOKEN_BYTES = 65_000
+# What models mark calls and thinking with: often special tokens, and then the only way in which they write it.
+MARKERS = frozenset(
+    "[TOOL_CALLS] [ARGS] <tool_call> </tool_call> <|python_tag|> [THINK] [/THINK] <think> </think> <seed:think> </seed:think> "
+    "◁think▷ ◁/think▷ <|START_THINKING|> <|END_THINKING|> <reasoning> </reasoning> <thinking> </thinking> <thought> </thought>".split()
+)
+_SPELLED = frozenset(marker.encode() for marker in MARKERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,17 +91,23 @@ class Vocabulary:
 
 
 # Not configuration: what was worked out once for a tokenizer that is still alive.
-_known: weakref.WeakKeyDictionary[Any, Vocabulary] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, dict[frozenset[int], Vocabulary]] = weakref.WeakKeyDictionary()
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """The vocabulary of a tokenizer: made at the first call, then the same as long as the tokenizer lives."""
-    known = _known.get(tokenizer)
-    if known is None:
-        known = _known[tokenizer] = Vocabulary.of(
-            map(tokenizer.token_bytes, range(tokenizer.vocab_size)), tokenizer.eos_ids, tokenizer.special_ids
+def vocabulary_of(tokenizer: Tokenizer, *, markers: bool = False) -> Vocabulary:
+    """The vocabulary of a tokenizer: made at the first call, then the same as long as the tokenizer lives.
+
+    Args:
+        markers: special tokens that are one of ``MARKERS`` spell it.
+    """
+    spelled = (id for id in tokenizer.special_ids - tokenizer.eos_ids if tokenizer.token_bytes(id) in _SPELLED)
+    special = tokenizer.special_ids.difference(spelled if markers else ())
+    known = _known.setdefault(tokenizer, {})
+    if special not in known:
+        known[special] = Vocabulary.of(
+            map(tokenizer.token_bytes, range(tokenizer.vocab_size)), tokenizer.eos_ids, special
         )
-    return known
+    return known[special]
 
 
 def text_length(token: bytes) -> int | None:

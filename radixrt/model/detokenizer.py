@@ -16,9 +16,12 @@ from radixrt.model.tokenizer import Tokenizer
 class Detokenizer:
     """Turns one sequence's token ids into text as they come. The state is at most three bytes."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> None:
+        """``shown``: special tokens that are not skipped."""
         self._token_bytes = tokenizer.token_bytes
-        self._skipped: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped: frozenset[int] = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Iterable[int]) -> str:

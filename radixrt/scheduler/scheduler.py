@@ -1,7 +1,7 @@
 """Scheduler owns which sequences wait and which run, and moves pages between the pool, the tree and the sequences.
 
 Invariants (``check_integrity``): every page is free, or in the tree, or owned by exactly one running sequence; the locks on
-the roots are the running sequences; a waiting sequence holds nothing. The running sequence that came first is
+the roots are the running sequences and the leases; a waiting sequence holds nothing. The running sequence that came first is
 never preempted, and any one sequence fits in the pool, so the loop always makes progress.
 
 What requests say of their programs (``Sequence.hint``) changes the order of admission, the order of eviction and how many programs
@@ -24,6 +24,7 @@ from radixrt.cache.page_pool import IntArray, PagePool
 from radixrt.cache.radix_tree import Hold, RadixTree
 from radixrt.scheduler import policy
 from radixrt.scheduler.batch import Batch, ForwardBatch
+from radixrt.scheduler.leases import Leases
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.sequence import Phase, Sequence
 
@@ -63,6 +64,7 @@ class Scheduler:
         program_eviction: what a live program holds is evicted last, see ``hold``.
         program_admission: a program is started only when there is room for it and for what the started ones will need.
         program_floor: while fewer sequences run, programs are started whatever the pool holds.
+        program_leases: what waits for a tool is not evicted for as long as that tool takes, see ``Leases``.
         program_pause: seconds that programs may think between two steps before others are started in their place.
     """
 
@@ -80,7 +82,9 @@ class Scheduler:
         program_admission: bool = True,
         program_pause: float = 0.0,
         program_floor: int = 1,
+        program_leases: bool = True,
     ) -> None:
+        self.leases = Leases(tree, pool.capacity, program_leases)
         self.program_floor = program_floor
         self.pool = pool
         self.tree = tree
@@ -150,17 +154,16 @@ class Scheduler:
         """Undo ``hold``; harmless when that happened already."""
         if self.tree is not None:
             self.tree.release(hold)
-        if program:
-            self.programs.released(program, hold)
+        self.programs.released(program, hold)
 
     def end_program(self, program: str) -> None:
         """No request of ``program`` follows: its holds are released, and its share of the pool is free for another one."""
-        self._release_all(self.programs.end(program))
+        for hold in self.programs.end(program):
+            self.release(hold)
 
-    def _release_all(self, holds: set[Hold]) -> None:
-        if self.tree is not None:
-            for hold in holds:
-                self.tree.release(hold)
+    def figures(self) -> dict[str, int]:
+        """What runs, waits and is leased."""
+        return {"running": len(self.running), "waiting": self.waiting_count, **self.leases.figures()}
 
     # ---- one step: schedule, then commit or fail
 
@@ -173,7 +176,9 @@ class Scheduler:
         """
         self.step += 1
         self.counters.steps += 1
-        self._release_all(self.programs.expire(self.step))
+        for hold in self.programs.expire(self.step):
+            self.release(hold)
+        self.leases.expire()
         if self.tree is not None:
             self.tree.begin_step()
         plan: dict[int, tuple[Sequence, int]] = {}  # uid -> (sequence, computed after the step)
@@ -234,7 +239,7 @@ class Scheduler:
             pages = sum(s.owned == s.computed for s in decodes)
             if self._make_room(pages):
                 break
-            if not self._reclaim():
+            if not self._reclaim() and not (len(self.running) == 1 and self.leases.give_up()):
                 self._preempt(self._victim())
         if pages:
             fresh = self.pool.alloc(pages)
@@ -296,8 +301,9 @@ class Scheduler:
         while not plan and under_way and budget > 0:
             # every page is held by prefills under way: the first of them gets what the others hold
             first = min(under_way, key=self._rank)
-            if len(self.running) == 1 and not self._make_room(1):
-                raise RuntimeError("a sequence that fits alone in the pool found no room alone")
+            while len(self.running) == 1 and not self._make_room(1):
+                if not self.leases.give_up():
+                    raise RuntimeError("a sequence that fits alone in the pool found no room alone")
             if len(self.running) > 1:
                 self._preempt(self._victim())
             used += self._prefill(plan, first, budget - used)
@@ -385,6 +391,8 @@ class Scheduler:
             self._start(sequence)
             # pages: a last one may be filled in part
             need = self._reserve(sequence) + self.pool.page_size - 1
+            while len(self.running) == 1 and need > self._available() and self.leases.give_up():
+                pass
             if len(self.running) > 1 and need + reserved > self._available():
                 self._stop(sequence)
                 self._blocked_until = self.step + _RETRY_STEPS
@@ -458,7 +466,8 @@ class Scheduler:
             if plan:
                 return
             others = [s for s in self.running.values() if s is not sequence]
-            self._preempt(min(others, key=self._loss))
+            if others or not self.leases.give_up():
+                self._preempt(min(others, key=self._loss))
 
     # ---- room
 
@@ -573,7 +582,7 @@ class Scheduler:
             assert sequence.phase is Phase.WAITING and sequence.node is None and sequence.owned == sequence.drafts == 0
         if self.tree is not None:
             self.tree.check_integrity()
-            assert self.tree.total_locks == len(self.running), "locks are not the running sequences"
+            assert self.tree.total_locks == len(self.running) + len(self.leases), "locks without a sequence or a lease"
             owned.append(self.tree.slots())
         held = np.concatenate(owned) if owned else np.empty(0, dtype=np.int32)
         assert len(np.unique(held)) == len(held), "a slot is held twice"

@@ -1,6 +1,6 @@
 """The application: every route behind the same doors (request id, errors, origin, key, queue), and the life of a server.
 
-Invariants: no answer shows a stack trace or the API key, no log line a prompt; every route but ``/health`` asks for the key; after SIGTERM
+Invariants: no answer shows a stack trace or the API key, no log line a prompt; every route but ``/health`` and the page asks for the key; after SIGTERM
 nothing new begins, and what runs may finish within ``drain_seconds``.
 """
 
@@ -25,10 +25,10 @@ from aiohttp import HttpVersion11, web
 
 from radixrt import __version__
 from radixrt.errors import InvalidRequest, nearest, shown
-from radixrt.server import openai
+from radixrt.server import anthropic, embeddings, ollama, openai, page, responses
 from radixrt.server.client import EngineClient
 from radixrt.server.config import ServerConfig
-from radixrt.server.errors import Failure, answer, failure_of
+from radixrt.server.errors import Failure, answer, failure_of, reword
 from radixrt.server.hosts import Hosts, is_loopback
 from radixrt.server.limits import Gate, doorman, receive, retry_after
 from radixrt.server.metrics import CONTENT_TYPE, Metrics
@@ -41,9 +41,14 @@ access = logging.getLogger("radixrt.access")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
-_OPEN = ("/health",)  # routes that ask for no key
+_OPEN = ("/health", "/")  # routes that ask for no key, and show nothing of anybody
 _QUIET = ("/health", "/metrics")  # work while the server shuts down, and are no work
-_WORK = ("/v1/chat/completions", "/v1/completions", "/v1/programs", "/generate", "/score")
+_WORK = (
+    "/v1/chat/completions", "/v1/completions", "/v1/programs", "/generate", "/score", "/v1/responses", "/v1/messages",
+    "/api/chat", "/api/generate", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank",
+)  # fmt: skip
+# How the errors of a route read, where not as OpenAI's.
+_FORMS = {**anthropic.ERRORS, **ollama.ERRORS}
 _BACKLOG = 4096
 
 
@@ -76,6 +81,11 @@ class Front:
             *openai.routes(self.gate, self.config),
             *self.native.routes(),
             *self.programs.routes(),
+            *embeddings.routes(self.gate, self.config),
+            *responses.routes(self.gate, self.config),
+            *anthropic.routes(self.gate, self.config),
+            *ollama.routes(self.gate, self.config),
+            *page.routes(self.gate, self.config),
         ]
 
     # ---- routes
@@ -210,14 +220,18 @@ def _doors(front: Front) -> Any:
             else:
                 failure = front.refusal(request)
                 response = await _handled(front, request, handler) if failure is None else _failed(failure)
+            if request.path in _FORMS:
+                reword(response, _FORMS[request.path])
             status = response.status
             return response
         finally:
             route = request.match_info.route.resource
             name = route.canonical if route is not None else "-"
-            method = request.method if request.method in ("GET", "POST", "OPTIONS", "HEAD") else "other"
+            method = request.method if request.method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD") else "other"
             front.metrics.answers[name, method, status] += 1
-            if front.config.access_log:
+            if front.config.access_log and not (
+                status == 200 and name in page.POLLED
+            ):  # an open page asks all the time
                 line = {
                     "id": request[REQUEST_ID],
                     "peer": request.remote,
@@ -296,7 +310,7 @@ def _preflight() -> web.Response:
     return web.Response(
         status=204,
         headers={
-            "Access-Control-Allow-Methods": "GET, POST",
+            "Access-Control-Allow-Methods": "GET, POST, DELETE",
             "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Api-Key, X-Request-Id",
             "Access-Control-Max-Age": "600",
         },

@@ -26,7 +26,7 @@ class EngineInfo:
 
     Fields:
         model: its name. context_length: longest prompt + output. pool_tokens: tokens the KV pool holds.
-        settings: ``EngineConfig`` as a mapping. dtype, device, kernels: as decided.
+        settings: ``EngineConfig`` as a mapping. dtype, device, kernels: as decided. embedding_size: numbers of an embedding.
     """
 
     model: str
@@ -37,6 +37,7 @@ class EngineInfo:
     device: str
     settings: Mapping[str, Any]
     kernels: str = "torch"
+    embedding_size: int = 0
 
 
 class ProgramLink(Protocol):
@@ -88,10 +89,21 @@ class EngineClient(Protocol):
     ) -> RequestOutput:
         """``Engine.prepare_score``: ``scores`` of the choices."""
 
+    async def embed(
+        self, prompt: Sequence[int], pooling: str, *, request_id: str, cache_salt: str = ""
+    ) -> RequestOutput:
+        """``Engine.prepare_embed``: ``embedding`` of the prompt, not normalized."""
+
     async def abort(self, request_id: str) -> bool: ...
 
     async def stats(self) -> dict[str, Any]:
         """``EngineStats`` as a mapping, and ``programs``: how many run."""
+
+    async def tree(self, most: int) -> dict[str, Any]:
+        """``Engine.snapshot``, and ``stats`` as they are at the same moment."""
+
+    async def runs(self, known: Sequence[int]) -> dict[str, Any]:
+        """The programs that run and the last that ended, but for those that ended and are known; see ``radixrt.engine.runs``."""
 
     async def flush_cache(self) -> int: ...
 

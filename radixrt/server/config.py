@@ -14,6 +14,7 @@ from radixrt.checks import FrozenMapping, flag, integer, number, strings
 from radixrt.engine.protocol import MAX_MESSAGE
 from radixrt.errors import InvalidRequest, shown, unknown_field
 from radixrt.server.hosts import named
+from radixrt.tools import choose_reasoning_format, choose_tool_format
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 UNKNOWN_FIELDS = ("refuse", "warn")
@@ -41,6 +42,13 @@ class ServerConfig:
     )
     served_model_name: Sequence[str] = _setting((), "name of the model in the API, nothing: its own")
     chat_template_kwargs: str = _setting("{}", "JSON object of values that every chat's template gets")
+    tool_call_parser: str = _setting(
+        "auto", "how the model writes calls of tools; auto: as its chat template says, none: calls stay text"
+    )
+    reasoning_parser: str = _setting(
+        "auto", "how the model marks its thinking; auto: as its chat template says, none: thinking stays text"
+    )
+    embeddings: bool = _setting(True, "answer /v1/embeddings; off for a model whose hidden states are not fit for it")
     cors_origins: Sequence[str] = _setting((), "origin whose pages may call the server, '*': any; nothing: none may")
     unknown_fields: str = _setting(
         "refuse",
@@ -49,6 +57,8 @@ class ServerConfig:
     )
     max_body_bytes: int = _setting(32 * 2**20, "largest body of a request")
     max_batch: int = _setting(1024, "most prompts in one request")
+    max_stored_responses: int = _setting(4096, "responses of /v1/responses that are kept to go on from")
+    max_stored_bytes: int = _setting(256 * 2**20, "bytes of them")
     max_connections: int = _setting(16384, "most open connections; one more is answered 503")
     max_queue: int = _setting(4096, "most samples waiting behind those that can run; then 429")
     queue_timeout: float = _setting(600.0, "a request that has no token after this is ended with 503")
@@ -81,6 +91,8 @@ class ServerConfig:
             ("port", 0, 65535),
             ("max_body_bytes", 1024, _MOST),
             ("max_batch", 1, _MOST),
+            ("max_stored_responses", 0, _MOST),
+            ("max_stored_bytes", 0, _MOST),
             ("max_connections", 1, _MOST),
             ("max_queue", 0, _MOST),
             ("max_websockets", 0, _MOST),
@@ -98,7 +110,7 @@ class ServerConfig:
         ):
             put(name, number(name, getattr(self, name), 0.0, _LONGEST, above=True))
         put("drain_seconds", number("drain_seconds", self.drain_seconds, 0.0, _LONGEST))
-        for name in ("access_log", "in_process"):
+        for name in ("access_log", "embeddings", "in_process"):
             flag(name, getattr(self, name))
         for name, valid in (("unknown_fields", UNKNOWN_FIELDS), ("log_level", LOG_LEVELS)):
             if getattr(self, name) not in valid:
@@ -116,6 +128,8 @@ class ServerConfig:
         for origin in self.cors_origins:
             if origin != "*" and not origin.startswith(("http://", "https://")) and origin != "null":
                 raise InvalidRequest("cors_origins", f" has {shown(origin)}: must be https://host, http://host or *")
+        choose_tool_format(None, (), self.tool_call_parser)
+        choose_reasoning_format(None, (), self.reasoning_parser)
         put("_kwargs", FrozenMapping(_object("chat_template_kwargs", self.chat_template_kwargs)))
 
     @property

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: ``{"error": {"message", "type", "param", "code"}}``, for answers and for streams.
+"""Errors as OpenAI's clients read them: ``{"error": {"message", "type", "param", "code"}}``, for answers and for streams; ``reword``: as others do.
 
 Invariants: every error that leaves the server is made here; none holds a stack trace or anything about the process.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,9 @@ class Failure:
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+_FAILURE = web.ResponseKey("failure", Failure)
 
 
 class RequestFailed(Exception):
@@ -63,12 +66,22 @@ def error_response(
 def answer(failure: Failure, *, headers: Mapping[str, str] | None = None) -> web.Response:
     if failure.status == 429:
         headers = {"Retry-After": "1", **(headers or {})}
-    return web.Response(
-        status=failure.status,
-        body=json.dumps(failure.body).encode(),  # a half character of a name or value comes back escaped
-        content_type="application/json",
-        headers=headers,
+    response = web.Response(
+        status=failure.status, body=_written(failure.body), content_type="application/json", headers=headers
     )
+    response[_FAILURE] = failure
+    return response
+
+
+def reword(response: web.StreamResponse, form: Callable[[Failure], Any]) -> None:
+    """Put the failure that an answer tells, if it tells one, into another form."""
+    failure = response.get(_FAILURE)
+    if failure is not None and isinstance(response, web.Response):
+        response.body = _written(form(failure))
+
+
+def _written(body: Any) -> bytes:
+    return json.dumps(body).encode()  # a half character of a name or value comes back escaped
 
 
 def failure_of(error: BaseException) -> Failure:

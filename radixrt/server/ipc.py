@@ -51,6 +51,14 @@ class Score(msgspec.Struct, array_like=True, tag="score"):
     body: bytes
 
 
+class Embed(msgspec.Struct, array_like=True, tag="embed"):
+    """``body``: ``pack(prompt, pooling, cache_salt)``. Answered by one delta or ``Refused``."""
+
+    number: int
+    request_id: str
+    body: bytes
+
+
 class Abort(msgspec.Struct, array_like=True, tag="abort"):
     """Nobody reads what ``number`` asked for any more."""
 
@@ -58,7 +66,7 @@ class Abort(msgspec.Struct, array_like=True, tag="abort"):
 
 
 class Call(msgspec.Struct, array_like=True, tag="call"):
-    """``what``: ``ping``, ``stats``, ``flush`` or ``abort`` (with a request id). Answered by ``Reply`` or ``Refused``."""
+    """``what``: ``ping``, ``stats``, ``tree`` (with a number of nodes), ``runs`` (with known numbers), ``flush`` or ``abort`` (with a request id). Answered by ``Reply`` or ``Refused``."""
 
     number: int
     what: str
@@ -117,7 +125,7 @@ class Fatal(msgspec.Struct, array_like=True, tag="fatal"):
     message: str
 
 
-ToWorker: TypeAlias = Start | Generate | Score | Abort | Call | ChannelOpen | ChannelSend | ChannelClose
+ToWorker: TypeAlias = Start | Generate | Score | Embed | Abort | Call | ChannelOpen | ChannelSend | ChannelClose
 ToFront: TypeAlias = Ready | Deltas | Refused | Reply | ChannelTexts | Fatal
 
 

@@ -169,11 +169,26 @@ class Gate:
         finally:
             self.samples -= 1
 
+    async def embed(
+        self, prompt: Sequence[int], pooling: str, *, request_id: str, cache_salt: str = ""
+    ) -> RequestOutput:
+        self.samples += 1
+        try:
+            return await self._client.embed(prompt, pooling, request_id=request_id, cache_salt=cache_salt)
+        finally:
+            self.samples -= 1
+
     async def abort(self, request_id: str) -> bool:
         return await self._client.abort(request_id)
 
     async def stats(self) -> dict[str, Any]:
         return await self._client.stats()
+
+    async def tree(self, most: int) -> dict[str, Any]:
+        return await self._client.tree(most)
+
+    async def runs(self, known: Sequence[int]) -> dict[str, Any]:
+        return await self._client.runs(known)
 
     async def flush_cache(self) -> int:
         return await self._client.flush_cache()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from radixrt.engine.async_engine import AsyncEngine
     from radixrt.engine.core import Engine
+    from radixrt.engine.intake import Ready
     from radixrt.engine.programs import Programs
     from radixrt.model.tokenizer import Tokenizer
 
@@ -51,12 +52,18 @@ def info_of(engine: Engine) -> EngineInfo:
         device=model.device,
         settings=settings,
         kernels=model.kernels,
+        embedding_size=engine.embedding_size,
     )
 
 
 def stats_of(engine: Engine, programs: Programs) -> dict[str, Any]:
     """``EngineStats`` as a mapping, and ``programs``: how many run. On the engine's thread."""
     return {**asdict(engine.stats()), "programs": programs.running}
+
+
+def tree_of(engine: Engine, programs: Programs, most: int) -> dict[str, Any]:
+    """``Engine.snapshot``, and ``stats``. On the engine's thread."""
+    return {**engine.snapshot(most), "stats": stats_of(engine, programs)}
 
 
 class LocalClient:
@@ -139,6 +146,16 @@ class LocalClient:
         self, prefix: Sequence[int], choices: Sequence[Sequence[int]], *, request_id: str, cache_salt: str = ""
     ) -> RequestOutput:
         core = self._begun(self._core)
+        return await self._whole(lambda: core.prepare_score(prefix, choices), request_id, cache_salt)
+
+    async def embed(
+        self, prompt: Sequence[int], pooling: str, *, request_id: str, cache_salt: str = ""
+    ) -> RequestOutput:
+        core = self._begun(self._core)
+        return await self._whole(lambda: core.prepare_embed(prompt, pooling), request_id, cache_salt)
+
+    async def _whole(self, prepare: Callable[[], Ready], request_id: str, cache_salt: str) -> RequestOutput:
+        """The output of a request that generates nothing."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[RequestOutput] = loop.create_future()
         begun: list[str] = []
@@ -164,7 +181,7 @@ class LocalClient:
                 engine.abort(request_id)
 
         with self._told():
-            ready = await asyncio.to_thread(core.prepare_score, prefix, choices)
+            ready = await asyncio.to_thread(prepare)
             try:
                 await self._engine.call(begin)
                 return await done
@@ -179,6 +196,14 @@ class LocalClient:
     async def stats(self) -> dict[str, Any]:
         programs = self._begun(self._programs)
         return await self._asking(self._engine.call(lambda engine: stats_of(engine, programs)))
+
+    async def tree(self, most: int) -> dict[str, Any]:
+        programs = self._begun(self._programs)
+        return await self._asking(self._engine.call(lambda engine: tree_of(engine, programs, most)))
+
+    async def runs(self, known: Sequence[int]) -> dict[str, Any]:
+        programs = self._begun(self._programs)
+        return await self._asking(self._engine.call(lambda _: programs.runs(known)))
 
     async def flush_cache(self) -> int:
         return await self._asking(self._engine.call(lambda engine: engine.flush_cache()))

@@ -27,11 +27,11 @@ from radixrt.errors import InvalidRequest, RadixrtError, nearest, shown
 from radixrt.grammar.constraint import Constraint
 from radixrt.request import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, SampleOutput, SamplingParams
 from radixrt.sampling.choices import Scored, check_choices, decide, method_of
+from radixrt.server.chat import CHARS_PER_TOKEN
 from radixrt.server.config import ServerConfig
 from radixrt.server.dialects import substring_of
 from radixrt.server.errors import Failure, RequestFailed, UnknownField, failure_of
 from radixrt.server.limits import Gate, check_fields, read_object
-from radixrt.server.openai_requests import CHARS_PER_TOKEN
 from radixrt.server.streams import DONE, EventStream, merged
 
 T = TypeVar("T")

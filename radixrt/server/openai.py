@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,13 +20,13 @@ from aiohttp import web
 
 from radixrt.errors import InvalidRequest, nearest, shown
 from radixrt.request import FinishReason, OutputDelta, RequestOutput
+from radixrt.server.chat import Step, finished, named, off_loop, run_steps, weight
 from radixrt.server.client import EngineClient
 from radixrt.server.errors import Failure, RequestFailed, answer, error_response, failure_of
 from radixrt.server.openai_requests import Job, Rules, read_body, read_chat, read_completion, tokens_of
-from radixrt.server.openai_responses import Answer, event
+from radixrt.server.openai_responses import Answer, ChatAnswer, event
 from radixrt.server.streams import DONE, EventStream, merged
 
-_SMALL = 16_384  # bytes or characters: more is read and tokenized off the event loop
 _KEEPALIVE = 15.0  # seconds
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -37,10 +38,9 @@ def routes(client: EngineClient, config: Any) -> list[web.RouteDef]:
 
     Args:
         config: has ``served_model_names`` (none: the model's own), ``default_chat_template_kwargs``, ``max_batch`` (most prompts in
-            one request), ``unknown_fields``: ``"refuse"`` or ``"warn"``, and ``stream_keepalive``; what is not there has its default.
+            one request), ``unknown_fields``: ``"refuse"`` or ``"warn"``, ``stream_keepalive``, and what ``run_turn`` reads; what is not there has its default.
     """
     created = int(time.time())
-    keepalive: float = getattr(config, "stream_keepalive", _KEEPALIVE)
 
     def rules() -> Rules:
         return Rules(
@@ -71,7 +71,7 @@ def routes(client: EngineClient, config: Any) -> list[web.RouteDef]:
 
     async def handle(read: Read, prefix: str, request: web.Request) -> web.StreamResponse:
         try:
-            return await _answer(client, rules(), read, prefix, request, keepalive)
+            return await _answer(client, config, rules(), read, prefix, request)
         except (asyncio.CancelledError, ConnectionResetError):
             raise
         except web.HTTPException as error:
@@ -90,65 +90,99 @@ def routes(client: EngineClient, config: Any) -> list[web.RouteDef]:
 
 
 async def _answer(
-    client: EngineClient, rules: Rules, read: Read, prefix: str, request: web.Request, keepalive: float
+    client: EngineClient, config: Any, rules: Rules, read: Read, prefix: str, request: web.Request
 ) -> web.StreamResponse:
     if request.content_type != "application/json":
         # also what keeps pages of other sites from asking a server on this machine: a browser would have to ask first
         problem = f"content-type={shown(request.content_type)}: must be application/json"
         raise RequestFailed(Failure(415, problem, None, "unsupported_media_type"))
     data = await request.read()
-    job = await _call(len(data), lambda: read(read_body(data), rules))
-    prompts = await _call(job.characters, lambda: tokens_of(job, client.tokenizer, client.info.context_length))
-    made = Answer(prefix + uuid.uuid4().hex, int(time.time()), job, client.tokenizer, _echoed(job, client))
+    body = await off_loop(len(data), lambda: read_body(data))
+    job = await off_loop(weight(data, body), lambda: read(body, rules))
+    name = prefix + uuid.uuid4().hex
     headers = {"Warning": _warning(job.warnings)} if job.warnings else {}
-    deltas = _deltas(client, job, prompts, made.id)
-    try:
-        async with aclosing(deltas):
-            if job.stream:
-                async with EventStream(request, headers, keepalive) as events:
-                    return await _stream(events, made, deltas, len(prompts))
-            outputs: list[RequestOutput | None] = [None] * len(prompts)
+    keepalive: float = getattr(config, "stream_keepalive", _KEEPALIVE)
+    if job.ask is not None:
+        ask = replace(job.ask, request_id=name)
+        echoed = str(ask.messages[-1]["content"]) if job.echo else ""
+        chat = ChatAnswer(name, int(time.time()), job, client.tokenizer, echoed)
+        steps = run_steps(client, ask, config)
+        if job.stream:
+            return await _streamed(request, headers, keepalive, _chat_chunks(chat, steps))
+        async with aclosing(steps):
+            return _json(chat.body([step async for step in steps]), headers)
+    prompts = await off_loop(job.characters, lambda: tokens_of(job, client.tokenizer, client.info.context_length))
+    made = Answer(name, int(time.time()), job, client.tokenizer, _echoed(job, client))
+    deltas = _deltas(client, job, prompts, name)
+    if job.stream:
+        return await _streamed(request, headers, keepalive, _chunks(made, deltas, len(prompts)))
+    outputs: list[RequestOutput | None] = [None] * len(prompts)
+    async with aclosing(deltas):
+        try:
             async for at, delta in deltas:
                 if delta.output is not None:
-                    outputs[at] = _finished(delta.output)
-            return _json(made.body([output for output in outputs if output is not None]), headers)
-    except InvalidRequest as error:
-        raise job.renamed(error) from None
+                    outputs[at] = finished(delta.output)
+        except InvalidRequest as error:
+            raise named(error, job.names) from None
+    return _json(made.body([output for output in outputs if output is not None]), headers)
 
 
-async def _stream(
-    events: EventStream, made: Answer, deltas: AsyncGenerator[tuple[int, OutputDelta], None], prompts: int
+async def _streamed(
+    request: web.Request, headers: Mapping[str, str], keepalive: float, chunks: AsyncGenerator[bytes, None]
 ) -> web.StreamResponse:
-    """Tell the deltas; what goes wrong before the first event is raised."""
+    """Tell the chunks; what goes wrong before the first is raised."""
+    async with aclosing(chunks), EventStream(request, headers, keepalive) as events:
+        last = DONE
+        try:
+            async for data in chunks:
+                await events.write(data)
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            if not events.begun:
+                raise
+            last = event(failure_of(error).body) + DONE
+        return await events.end(last)
+
+
+async def _chat_chunks(made: ChatAnswer, steps: AsyncGenerator[Step, None]) -> AsyncGenerator[bytes, None]:
+    opened: set[int] = set()
+    async with aclosing(steps):
+        async for step in steps:
+            opening = b"" if step.choice in opened else made.opening(step.choice)
+            opened.add(step.choice)
+            yield opening + made.piece(step)
+            if step.finish is not None and step.finish.usage is not None:
+                closing = made.closing(step.finish.usage)
+                if closing:
+                    yield closing
+
+
+async def _chunks(
+    made: Answer, deltas: AsyncGenerator[tuple[int, OutputDelta], None], prompts: int
+) -> AsyncGenerator[bytes, None]:
     n = made.job.params.n
     outputs: list[RequestOutput | None] = [None] * prompts
     offsets = [made.offsets(i // n) for i in range(prompts * n)] if made.job.params.logprobs is not None else []
     opened = [False] * (prompts * n)
-    try:
-        async for at, delta in deltas:
-            choice = at * n + delta.index
-            if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+    async with aclosing(deltas):
+        try:
+            async for at, delta in deltas:
                 if delta.output is not None:
-                    _finished(delta.output)
-                continue  # the last delta of the request says why
-            data = b""
-            if not opened[choice]:
+                    outputs[at] = finished(delta.output)
+                if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+                    continue  # the last delta of the request says why
+                choice = at * n + delta.index
+                data = b"" if opened[choice] else made.opening(choice, at)
                 opened[choice] = True
-                data = made.opening(choice, at)
-            data += made.piece(choice, delta, offsets[choice] if offsets else None)
-            if data:
-                await events.write(data)
-            if delta.output is not None:
-                outputs[at] = _finished(delta.output)
-        last = made.closing([output for output in outputs if output is not None]) + DONE
-    except ConnectionResetError:
-        raise
-    except Exception as error:
-        if not events.begun:
-            raise
-        problem = made.job.renamed(error) if isinstance(error, InvalidRequest) else error
-        last = event(failure_of(problem).body) + DONE
-    return await events.end(last)
+                data += made.piece(choice, delta, offsets[choice] if offsets else None)
+                if data:
+                    yield data
+        except InvalidRequest as error:
+            raise named(error, made.job.names) from None
+    closing = made.closing([output for output in outputs if output is not None])
+    if closing:
+        yield closing
 
 
 def _deltas(
@@ -170,29 +204,12 @@ def _deltas(
     )
 
 
-def _finished(output: RequestOutput) -> RequestOutput:
-    """The output, if all of it is there."""
-    reasons = {sample.finish_reason for sample in output.samples}
-    if output.error is not None or FinishReason.ERROR in reasons or not reasons:
-        raise RequestFailed(Failure(500, f"the request failed: {output.error}", None, "request_failed"))
-    if FinishReason.ABORT in reasons:
-        raise RequestFailed(Failure(503, "the request was aborted by the server", None, "request_aborted"))
-    return output
-
-
 def _echoed(job: Job, client: EngineClient) -> tuple[str, ...]:
     """What comes before the text of each prompt's samples."""
     if not job.echo:
         return ()
-    if job.kind == "chat":
-        return (job.messages[-1]["content"],)
     decode = partial(client.tokenizer.decode, skip_special_tokens=False)
     return tuple(prompt if isinstance(prompt, str) else decode(prompt) for prompt in job.prompts)
-
-
-async def _call(size: int, function: Callable[[], Any]) -> Any:
-    """Run a function here, or in a thread where its work is large."""
-    return function() if size <= _SMALL else await asyncio.to_thread(function)
 
 
 def _json(data: Any, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -1,15 +1,14 @@
 """Reads the bodies of ``/v1/chat/completions`` and ``/v1/completions``: JSON in, a ``Job`` out, or one error that names the field.
 
 Invariants: a field is honoured, refused, or one of ``IGNORED``, which have no meaning here; null is the same as left out. What needs
-the model (vocabulary, context, whether a constraint compiles) is judged by the engine; ``Job.renamed`` gives its errors the body's names.
+the model (vocabulary, context, whether a constraint compiles) is judged by the engine; ``Job.names`` are the body's names for its errors.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from radixrt.checks import flag, integer
@@ -18,12 +17,13 @@ from radixrt.errors import InvalidRequest, nearest, shown
 from radixrt.grammar.json_text import read_json
 from radixrt.model.tokenizer import Tokenizer
 from radixrt.request import SamplingParams
+from radixrt.server.chat import ChatAsk, ReasoningAsk
 from radixrt.server.dialects import NAMES, constraint_of, object_of, renamed
 from radixrt.server.errors import Failure, RequestFailed, UnknownField
+from radixrt.tools import read_choice, read_tools
 
 MAX_NESTING = 220  # of a body; a schema inside it may take 200
 MAX_SALT = 1024
-CHARS_PER_TOKEN = 256  # no chat of a context's length is longer than this a token
 _MAX_WARNINGS = 16
 _TOKEN = re.compile(r"-?[0-9]{1,19}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -59,10 +59,6 @@ _COMMON = (
     "cache_salt",
     *NAMES,
 )
-# What the engine finds fault with, that is no part of a constraint.
-_PARAMS = frozenset(
-    {"prompt", "max_waiting_requests", *(item.name for item in fields(SamplingParams))} - {"constraint"}
-)
 # Accepted for what they are, and without effect: who asks, what is kept of it elsewhere, hints for a cache that needs none.
 IGNORED: dict[str, tuple[type, ...]] = {
     "user": (str,),
@@ -82,17 +78,17 @@ CHAT = (
     "chat_template_kwargs",
     "add_generation_prompt",
     "continue_final_message",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "thinking_budget",
+    "separate_reasoning",
     *IGNORED,
 )
 COMPLETION = (*_COMMON, "prompt", "best_of", "suffix", *IGNORED)
 # Fields of the API that a later version will have, and the values that ask for nothing.
 LATER: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "parallel_tool_calls": (),
-    "reasoning_effort": (),
     "verbosity": (),
     "modalities": (["text"],),
     "audio": (),
@@ -101,11 +97,30 @@ LATER: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "structural_tag": (),
 }
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_MESSAGE = ("role", "content", "name")
+# What the API had before tools.
+_OLD: dict[str, tuple[Any, ...]] = {"functions": ([],), "function_call": ("none",)}
+# What only chats have.
+_CHATS: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (),
+    "reasoning_effort": (),
+}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 # What clients send back of an answer of ours, and what a later version will read.
 _MESSAGE_IGNORED = ("refusal", "annotations", "parsed")
-_MESSAGE_LATER = ("tool_calls", "tool_call_id", "function_call", "audio", "reasoning_content", "reasoning")
+_MESSAGE_LATER = ("function_call", "audio")
+# Tokens of thinking; nothing: as many as it takes.
+EFFORTS: dict[str, int | None] = {
+    "none": 0,
+    "minimal": 256,
+    "low": 1024,
+    "medium": 8192,
+    "high": None,
+    "xhigh": None,
+    "max": None,
+}
 _RESERVED = ("messages", "add_generation_prompt", "continue_final_message", "tools", "documents", "chat_template")
 
 
@@ -129,7 +144,7 @@ class Job:
     """A request that was read.
 
     Fields:
-        prompts: texts or token ids; of a chat, its one rendering is made by ``tokens_of``. messages: of a chat.
+        prompts: of completions, texts or token ids. ask: of a chat, all there is to it.
         params: of each prompt. echo: the prompt, or the message that is continued, comes before the text.
         names: fields of ``SamplingParams`` that the body has other names for. warnings: about fields that are not known.
     """
@@ -138,10 +153,7 @@ class Job:
     model: str
     params: SamplingParams
     prompts: tuple[Any, ...] = ()
-    messages: tuple[Mapping[str, Any], ...] = ()
-    template: Mapping[str, Any] = field(default_factory=dict)
-    generation_prompt: bool = True
-    continues: bool = False
+    ask: ChatAsk | None = None
     stream: bool = False
     include_usage: bool = False
     echo: bool = False
@@ -153,14 +165,7 @@ class Job:
     @property
     def characters(self) -> int:
         """How much there is to tokenize, roughly."""
-        return sum(map(len, self.prompts)) + sum(len(message["content"]) for message in self.messages)
-
-    def renamed(self, error: InvalidRequest) -> InvalidRequest:
-        """An error of the engine, with the name that the body has for the field; what is none of them is in the constraint."""
-        constraint = self.names.get("constraint")
-        if constraint is None or error.field.partition("[")[0] in _PARAMS:
-            return renamed(error, self.names)
-        return InvalidRequest(constraint, str(error))
+        return self.ask.characters if self.ask is not None else sum(map(len, self.prompts))
 
 
 def read_body(data: bytes) -> dict[str, Any]:
@@ -191,7 +196,8 @@ def read_chat(body: Mapping[str, Any], rules: Rules) -> Job:
     """
     body, warnings = _known(body, CHAT, "chat/completions", rules)
     names: dict[str, str] = {"prompt": "messages"}
-    messages, continues = _messages(body.get("messages"), rules), _flag(body, "continue_final_message")
+    messages = read_messages("messages", body.get("messages"), warn=rules.warn)
+    continues = _flag(body, "continue_final_message")
     generation_prompt = _flag(body, "add_generation_prompt", not continues)
     if continues and generation_prompt:
         raise InvalidRequest(
@@ -221,19 +227,50 @@ def read_chat(body: Mapping[str, Any], rules: Rules) -> Job:
     if top is not None:
         top = integer("top_logprobs", top, 0, 2**31 - 1)
     names["logprobs"] = "top_logprobs"
-    return Job(
-        "chat",
-        _model(body, rules),
-        _params(body, names, max_tokens=limit, logprobs=(top or 0) if logprobs else None),
+    params = _params(body, names, max_tokens=limit, logprobs=(top or 0) if logprobs else None)
+    tools = read_tools("tools", body.get("tools"))
+    choice = read_choice(body.get("tool_choice"), tools)
+    if tools and choice.kind != "none":
+        names.setdefault("constraint", "tools")
+    template = {**rules.template, **_template(body)}
+    way = _way(body)
+    ask = ChatAsk(
         messages=messages,
-        template={**rules.template, **_template(body)},
+        params=params,
+        tools=tools,
+        choice=choice,
+        parallel=_flag(body, "parallel_tool_calls", True),
+        reasoning=_reasoning(body, template),
+        template=template,
         generation_prompt=generation_prompt,
         continues=continues,
-        echo=echo,
+        stream=way["stream"],
+        model=_model(body, rules),
+        priority=way["priority"],
+        cache_salt=way["cache_salt"],
         names=names,
-        warnings=warnings,
-        **_way(body),
     )
+    return Job("chat", ask.model, params, ask=ask, echo=echo, names=names, warnings=warnings, **way)
+
+
+def _reasoning(body: Mapping[str, Any], template: dict[str, Any]) -> ReasoningAsk:
+    """What a body says of thinking; ``template`` learns how hard it is to be, for the templates that know of it."""
+    effort, budget = body.get("reasoning_effort"), body.get("thinking_budget")
+    on: bool | None = None
+    if effort is not None:
+        if not isinstance(effort, str) or effort not in EFFORTS:
+            raise InvalidRequest("reasoning_effort", f"={shown(effort)}: must be one of {', '.join(EFFORTS)}")
+        on = effort != "none"
+        if on:
+            template.setdefault("reasoning_effort", effort)
+    if budget is not None:
+        budget = integer("thinking_budget", budget, 0, 2**31 - 1)
+    elif on:
+        budget = EFFORTS[str(effort)]
+    for name in ("enable_thinking", "thinking"):  # what the template is told is what is meant
+        if isinstance(template.get(name), bool):
+            on = template[name]
+    return ReasoningAsk(on, budget, _flag(body, "separate_reasoning", True))
 
 
 def read_completion(body: Mapping[str, Any], rules: Rules) -> Job:
@@ -268,32 +305,13 @@ def read_completion(body: Mapping[str, Any], rules: Rules) -> Job:
 
 
 def tokens_of(job: Job, tokenizer: Tokenizer, context: int) -> list[list[int]]:
-    """The token ids of each prompt; raises InvalidRequest, and ModelError where the chat template fails."""
-    if job.kind == "completion":
-        try:
-            if len(job.prompts) == 1:
-                return [to_tokens(job.prompts[0], tokenizer, context).tolist()]
-            return [_numbered(i, prompt, tokenizer, context) for i, prompt in enumerate(job.prompts)]
-        except OverflowError:
-            raise InvalidRequest("prompt", "has an id that is not in the vocabulary") from None
-    messages: list[Mapping[str, Any]] = list(job.messages)
-    mark = ""
-    if job.continues:  # a mark that no chat holds shows where the rendering of the last message's text ends
-        mark = secrets.token_hex(16)
-        messages[-1] = {**messages[-1], "content": messages[-1]["content"] + mark}
-    text = tokenizer.render_chat(messages, add_generation_prompt=job.generation_prompt, **job.template)
-    if mark:
-        if text.count(mark) != 1:
-            raise InvalidRequest("continue_final_message", "=true: the chat template has no place to go on from")
-        text = text[: text.index(mark)]
-    if len(text) > context * CHARS_PER_TOKEN:
-        raise InvalidRequest(
-            "messages", f"have {len(text)} characters; context_length={context} tokens cannot hold them"
-        )
-    ids = tokenizer.encode(text) if text else []
-    if not ids:
-        raise InvalidRequest("messages", "are rendered to an empty prompt by the chat template")
-    return [ids]
+    """The token ids of each prompt of completions; raises InvalidRequest."""
+    try:
+        if len(job.prompts) == 1:
+            return [to_tokens(job.prompts[0], tokenizer, context).tolist()]
+        return [_numbered(i, prompt, tokenizer, context) for i, prompt in enumerate(job.prompts)]
+    except OverflowError:
+        raise InvalidRequest("prompt", "has an id that is not in the vocabulary") from None
 
 
 def _numbered(at: int, prompt: Any, tokenizer: Tokenizer, context: int) -> list[int]:
@@ -314,6 +332,13 @@ def _known(
         if name in LATER:
             if value is not None and value not in LATER[name]:
                 raise InvalidRequest(name, f"={shown(value)}: is not supported yet; a later version has it")
+        elif name in _OLD:
+            if value is not None and value not in _OLD[name]:
+                new = "tools" if name == "functions" else "tool_choice"
+                raise InvalidRequest(name, f"={shown(value)}: is of the past; use {new}")
+        elif name in _CHATS and name not in valid:
+            if value is not None and value not in _CHATS[name]:
+                raise InvalidRequest(name, f"={shown(value)}: goes to /v1/chat/completions")
         elif name == "chat_template":
             if value is not None:
                 raise InvalidRequest(
@@ -413,34 +438,77 @@ def _template(body: Mapping[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _messages(value: Any, rules: Rules) -> tuple[dict[str, Any], ...]:
+def read_messages(field: str, value: Any, *, warn: bool = False) -> tuple[dict[str, Any], ...]:
+    """Messages in OpenAI's form, checked: contents are texts, calls have their ``id``, ``type`` and ``function``.
+
+    Args:
+        warn: fields that nobody knows are left out, in place of an error.
+    """
     if not isinstance(value, list) or not value:
         problem = "is missing" if value is None else f"={shown(value)}"
-        raise InvalidRequest("messages", f"{problem}: must be a list of at least one message")
-    return tuple(_message(f"messages[{i}]", message, rules) for i, message in enumerate(value))
+        raise InvalidRequest(field, f"{problem}: must be a list of at least one message")
+    return tuple(_message(f"{field}[{i}]", message, warn) for i, message in enumerate(value))
 
 
-def _message(where: str, message: Any, rules: Rules) -> dict[str, Any]:
+def _message(where: str, message: Any, warn: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InvalidRequest(where, f"={shown(message)}: must be an object with role and content")
     role = message.get("role")
-    if role in ("tool", "function"):
-        raise InvalidRequest(f"{where}.role", f"={shown(role)}: is not supported yet; a later version has it")
     if not isinstance(role, str) or role not in _ROLES:
         problem = "is missing" if role is None else f"={shown(role)}"
         raise InvalidRequest(f"{where}.role", f"{problem}: must be one of {', '.join(_ROLES)}")
     for name, item in message.items():
         if name in _MESSAGE_LATER and item not in (None, []):
-            raise InvalidRequest(f"{where}.{name}", f"={shown(item)}: is not supported yet; a later version has it")
-        if name not in (*_MESSAGE, *_MESSAGE_IGNORED, *_MESSAGE_LATER) and not rules.warn:
+            raise InvalidRequest(f"{where}.{name}", f"={shown(item)}: is not supported; calls are in tool_calls")
+        if name not in (*_MESSAGE, *_MESSAGE_IGNORED, *_MESSAGE_LATER, "reasoning") and not warn:
             raise UnknownField(
                 f"{where}.{shown(name).strip(chr(39))}", f"there is no such field{nearest(name, _MESSAGE)}"
             )
-    name = message.get("name")
-    if name is not None and not isinstance(name, str):
-        raise InvalidRequest(f"{where}.name", f"={shown(name)}: must be a string")
-    plain = {"role": _ROLES[role], "content": _content(f"{where}.content", message.get("content"))}
-    return plain if name is None else {**plain, "name": name}
+    found: dict[str, Any] = {"role": _ROLES[role]}
+    calls = message.get("tool_calls")
+    thought = message.get("reasoning_content", message.get("reasoning"))
+    for name, owner, item in (
+        ("tool_calls", "assistant", calls),
+        ("reasoning_content", "assistant", thought),
+        ("tool_call_id", "tool", message.get("tool_call_id")),
+    ):
+        if item is not None and role != owner:
+            raise InvalidRequest(f"{where}.{name}", f"={shown(item)}: belongs to a message of role {owner}")
+    if calls is not None and not isinstance(calls, list):
+        raise InvalidRequest(f"{where}.tool_calls", f"={shown(calls)}: must be a list of calls")
+    if calls and message.get("content") in (None, []):
+        found["content"] = ""
+    else:
+        found["content"] = _content(f"{where}.content", message.get("content"))
+    if calls:
+        found["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+    if role == "tool":
+        found["tool_call_id"] = _text(f"{where}.tool_call_id", message.get("tool_call_id"))
+    for name, item in (("name", message.get("name")), ("reasoning_content", thought)):
+        if item is not None:
+            found[name] = _text(f"{where}.{name}", item)
+    return found
+
+
+def _call(where: str, call: Any) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise InvalidRequest(where, f"={shown(call)}: must be an object with id, type and function")
+    kind, function = call.get("type", "function"), call.get("function")
+    if kind != "function":
+        raise InvalidRequest(f"{where}.type", f"={shown(kind)}: must be function")
+    if not isinstance(function, dict):
+        problem = "is missing" if function is None else f"={shown(function)}"
+        raise InvalidRequest(f"{where}.function", f"{problem}: must be an object with name and arguments")
+    name = _text(f"{where}.function.name", function.get("name"))
+    arguments = _text(f"{where}.function.arguments", function.get("arguments"))
+    id = _text(f"{where}.id", call.get("id"))
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(where, f"{'is missing' if value is None else '=' + shown(value)}: must be a string")
+    return value
 
 
 def _content(where: str, content: Any) -> str:
@@ -454,7 +522,8 @@ def _content(where: str, content: Any) -> str:
         if not isinstance(part, dict):
             raise InvalidRequest(f"{where}[{i}]", f"={shown(part)}: must be an object")
         if part.get("type") != "text":
-            raise InvalidRequest(f"{where}[{i}].type", f"={shown(part.get('type'))}: only text is supported")
+            problem = f"={shown(part.get('type'))}: the model reads text only; parts must be of type text"
+            raise InvalidRequest(f"{where}[{i}].type", problem)
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{where}[{i}].text", f"={shown(part.get('text'))}: must be a string")
         texts.append(part["text"])

@@ -6,15 +6,26 @@ the tokens listed with log-probabilities spell the text (and what ``skip_special
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from radixrt.model.detokenizer import Detokenizer
 from radixrt.model.tokenizer import Tokenizer
-from radixrt.request import FinishReason, OutputDelta, PositionLogprobs, RequestOutput, TokenLogprob
+from radixrt.request import OutputDelta, PositionLogprobs, RequestOutput, TokenLogprob
+from radixrt.server.chat import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Finish,
+    Part,
+    Reasoning,
+    Step,
+    Usage,
+    shown_positions,
+)
 from radixrt.server.openai_requests import Job
 
 _LEAST = -9999.0  # JSON has no infinity
@@ -26,8 +37,117 @@ def event(data: Any) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """The answer to a chat in the making. ``echoed``: what comes before the text of each choice."""
+
+    id: str
+    created: int
+    job: Job
+    tokenizer: Tokenizer
+    echoed: str = ""
+
+    def opening(self, choice: int) -> bytes:
+        """The first chunk of a choice."""
+        return self._chunk(choice, {"role": "assistant", "content": self.echoed}, None, None)
+
+    def piece(self, step: Step) -> bytes:
+        """The chunk of a step."""
+        delta = _delta(step.parts)
+        logprobs = self._logprobs(step.logprobs)
+        return self._chunk(step.choice, delta or {"content": ""}, logprobs, step.finish)
+
+    def closing(self, usage: Usage) -> bytes:
+        """The chunk of the usage, if it was asked for."""
+        if not self.job.include_usage:
+            return b""
+        return event({**self._head("chat.completion.chunk"), "choices": [], "usage": chat_usage(usage)})
+
+    def body(self, steps: Iterable[Step]) -> dict[str, Any]:
+        """The whole answer."""
+        choices: dict[int, _Whole] = {}
+        usage = Usage(0, 0)
+        for step in steps:
+            whole = choices.setdefault(step.choice, _Whole())
+            whole.parts += step.parts
+            whole.positions += step.logprobs
+            if step.finish is not None:
+                whole.reason, usage = step.finish.reason, step.finish.usage or usage
+        found = [
+            {
+                "index": index,
+                "message": self._message(choices[index].parts),
+                "logprobs": self._logprobs(choices[index].positions),
+                "finish_reason": choices[index].reason,
+            }
+            for index in sorted(choices)
+        ]
+        return {**self._head("chat.completion"), "choices": found, "usage": chat_usage(usage)}
+
+    def _message(self, parts: Sequence[Part]) -> dict[str, Any]:
+        said = _delta(parts)
+        content = self.echoed + said.get("content", "")
+        message = {"role": "assistant", "content": content, "refusal": None}
+        if "reasoning_content" in said:
+            message["reasoning_content"] = said["reasoning_content"]
+        if "tool_calls" in said:
+            calls = [{name: item for name, item in call.items() if name != "index"} for call in said["tool_calls"]]
+            message |= {"content": content or None, "tool_calls": calls}
+        return message
+
+    def _logprobs(self, positions: Sequence[PositionLogprobs]) -> dict[str, Any] | None:
+        if self.job.params.logprobs is None:
+            return None
+        return {"content": chat_logprobs(positions, self.tokenizer), "refusal": None}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.job.model}
+
+    def _chunk(
+        self, choice: int, delta: Mapping[str, Any], logprobs: Mapping[str, Any] | None, finish: Finish | None
+    ) -> bytes:
+        data = self._head("chat.completion.chunk")
+        reason = finish.reason if finish is not None else None
+        data["choices"] = [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]
+        if self.job.include_usage:
+            data["usage"] = None
+        return event(data)
+
+
+@dataclass(slots=True)
+class _Whole:
+    """What has come of one choice."""
+
+    parts: list[Part] = field(default_factory=list)
+    positions: list[PositionLogprobs] = field(default_factory=list)
+    reason: str = "stop"
+
+
+def _delta(parts: Iterable[Part]) -> dict[str, Any]:
+    """Parts as a delta, those that follow each other joined; a message is the delta of all its parts."""
+    texts: dict[str, list[str]] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    arguments: dict[int, list[str]] = {}
+    for part in parts:
+        match part:
+            case Content(text):
+                texts.setdefault("content", []).append(text)
+            case Reasoning(text):
+                texts.setdefault("reasoning_content", []).append(text)
+            case CallBegin(index, id, name):
+                calls[index] = {"index": index, "id": id, "type": "function", "function": {"name": name}}
+                arguments[index] = [""]
+            case CallArguments(index, text):
+                calls.setdefault(index, {"index": index, "function": {}})
+                arguments.setdefault(index, []).append(text)
+    delta: dict[str, Any] = {name: "".join(pieces) for name, pieces in texts.items()}
+    for index, pieces in arguments.items():
+        calls[index]["function"]["arguments"] = "".join(pieces)
+    return {**delta, "tool_calls": list(calls.values())} if calls else delta
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer in the making. ``prompt_texts``: what echo shows before each prompt's samples."""
+    """An answer of completions in the making. ``prompt_texts``: what echo shows before each prompt's samples."""
 
     id: str
     created: int
@@ -42,34 +162,26 @@ class Answer:
             for at, output in enumerate(outputs)
             for sample in range(len(output.samples))
         ]
-        return {**self._head(stream=False), "choices": choices, "usage": usage(outputs)}
+        return {**self._head(), "choices": choices, "usage": usage(outputs)}
 
     def opening(self, choice: int, at: int) -> bytes:
         """The first chunk of a choice of prompt ``at``; none where there is nothing to open with."""
         text = self._echoed(at)
-        if self.job.kind == "chat":
-            return self._chunk(choice, {"delta": {"role": "assistant", "content": text}, "logprobs": None}, None)
-        return self._chunk(choice, {"text": text, "logprobs": None}, None) if text else b""
+        return self._chunk(choice, text, None, None) if text else b""
 
     def piece(self, choice: int, delta: OutputDelta, offsets: Offsets | None) -> bytes:
         """The chunk of a delta; nothing where it shows nothing. ``offsets``: where log-probabilities were asked for."""
-        asked = offsets is not None
-        positions = shown_positions(delta.logprobs, delta.finish_reason, self._ends) if asked else ()
+        positions = shown_positions(delta.logprobs, delta.finish_reason, self._ends) if offsets is not None else ()
         if not delta.text and not positions and delta.finish_reason is None:
             return b""
-        logprobs: Any = None
-        if asked and self.job.kind == "chat":
-            logprobs = {"content": chat_logprobs(positions, self.tokenizer), "refusal": None}
-        elif offsets is not None:
-            logprobs = completion_logprobs(positions, self.tokenizer, offsets)
-        content = {"delta": {"content": delta.text}} if self.job.kind == "chat" else {"text": delta.text}
-        return self._chunk(choice, {**content, "logprobs": logprobs}, delta.finish_reason)
+        logprobs = None if offsets is None else completion_logprobs(positions, self.tokenizer, offsets)
+        return self._chunk(choice, delta.text, logprobs, delta.finish_reason)
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The chunk of the usage, if it was asked for."""
         if not self.job.include_usage:
             return b""
-        return event({**self._head(stream=True), "choices": [], "usage": usage(outputs)})
+        return event({**self._head(), "choices": [], "usage": usage(outputs)})
 
     def offsets(self, at: int) -> Offsets:
         """Where the tokens of a sample of prompt ``at`` begin."""
@@ -83,34 +195,25 @@ class Answer:
     def _ends(self) -> frozenset[int]:
         return self.tokenizer.eos_ids | frozenset(self.job.params.stop_token_ids)
 
-    def _head(self, *, stream: bool) -> dict[str, Any]:
-        kind = "text_completion" if self.job.kind == "completion" else "chat.completion"
-        if stream and self.job.kind == "chat":
-            kind = "chat.completion.chunk"
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.job.model}
+    def _head(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.job.model}
 
-    def _chunk(self, choice: int, content: dict[str, Any], reason: FinishReason | None) -> bytes:
-        data = self._head(stream=True)
-        data["choices"] = [{"index": choice, **content, "finish_reason": reason}]
+    def _chunk(self, choice: int, text: str, logprobs: Any, reason: str | None) -> bytes:
+        data = self._head()
+        data["choices"] = [{"index": choice, "text": text, "logprobs": logprobs, "finish_reason": reason}]
         if self.job.include_usage:
             data["usage"] = None
         return event(data)
 
     def _choice(self, at: int, output: RequestOutput, sample: int) -> dict[str, Any]:
         found = output.samples[sample]
+        logprobs = None
+        if self.job.params.logprobs is not None:
+            positions = shown_positions(found.logprobs or (), found.finish_reason, self._ends)
+            before = self._before(at, output) if self.job.echo else None
+            logprobs = completion_logprobs(positions, self.tokenizer, self.offsets(at), before)
         index, text = at * self.job.params.n + sample, self._echoed(at) + found.text
-        asked, logprobs = self.job.params.logprobs is not None, None
-        positions = shown_positions(found.logprobs or (), found.finish_reason, self._ends)
-        if self.job.kind == "chat":
-            if asked:
-                logprobs = {"content": chat_logprobs(positions, self.tokenizer), "refusal": None}
-            content: dict[str, Any] = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        else:
-            if asked:
-                before = self._before(at, output) if self.job.echo else None
-                logprobs = completion_logprobs(positions, self.tokenizer, self.offsets(at), before)
-            content = {"text": text}
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": found.finish_reason}
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": found.finish_reason}
 
     def _before(self, at: int, output: RequestOutput) -> dict[str, Any]:
         """Log-probabilities of the prompt's tokens; the first has none."""
@@ -163,13 +266,15 @@ def usage(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
     }
 
 
-def shown_positions(
-    positions: Sequence[PositionLogprobs], reason: FinishReason | None, ends: frozenset[int]
-) -> Sequence[PositionLogprobs]:
-    """Without the id that ended the sample."""
-    if reason is FinishReason.STOP and positions and positions[-1].chosen.token_id in ends:
-        return positions[:-1]
-    return positions
+def chat_usage(found: Usage) -> dict[str, Any]:
+    """As ``usage``, of a chat. ``reasoning_tokens``: of the completion, those of the thinking."""
+    return {
+        "prompt_tokens": found.prompt_tokens,
+        "completion_tokens": found.completion_tokens,
+        "total_tokens": found.prompt_tokens + found.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": found.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": found.reasoning_tokens},
+    }
 
 
 def spelled(token: int, tokenizer: Tokenizer) -> str:

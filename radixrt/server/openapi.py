@@ -10,8 +10,9 @@ from typing import Any
 
 from radixrt import __version__
 from radixrt.request import SamplingParams
+from radixrt.server import anthropic, embeddings, ollama, page, responses
 from radixrt.server.native import DETOKENIZE, GENERATE, SAMPLING, SCORE, TOKENIZE
-from radixrt.server.openai_requests import CHAT, COMPLETION
+from radixrt.server.openai_requests import CHAT, COMPLETION, EFFORTS
 from radixrt.server.programs import RUN
 
 _ID: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -89,15 +90,40 @@ _TYPES: dict[str, dict[str, Any]] = {
         "minItems": 1,
         "items": {
             "type": "object",
-            "required": ["role", "content"],
-            "properties": {"role": _TEXT, "content": {"oneOf": [_TEXT, {"type": "array", "items": _OBJECT}]}, "name": _TEXT},
+            "required": ["role"],
+            "properties": {
+                "role": _TEXT,
+                "content": {"oneOf": [_TEXT, {"type": "array", "items": _OBJECT}, {"type": "null"}]},
+                "name": _TEXT,
+                "reasoning_content": _TEXT,
+                "tool_calls": {"type": "array", "items": _OBJECT},
+                "tool_call_id": _TEXT,
+            },
         },
     },
+    "tools": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["type", "function"],
+            "properties": {
+                "type": {"const": "function"},
+                "function": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {"name": _TEXT, "description": _TEXT, "parameters": _OBJECT, "strict": _FLAG},
+                },
+            },
+        },
+    },
+    "tool_choice": {"oneOf": [{"enum": ["auto", "none", "required"]}, _OBJECT]},
+    "reasoning_effort": {"enum": list(EFFORTS)},
+    "thinking_budget": _least(0),
 }  # fmt: skip
 _FLAGS = (
     "stream", "echo", "ignore_eos", "skip_special_tokens", "include_stop", "no_stop_trim", "include_stop_str_in_output",
     "return_text_in_logprobs", "spaces_between_special_tokens", "add_generation_prompt", "continue_final_message",
-    "add_special_tokens", "return_token_strs", "store",
+    "add_special_tokens", "return_token_strs", "store", "parallel_tool_calls", "separate_reasoning",
 )  # fmt: skip
 _TEXT_FIELDS = (
     "regex", "ebnf", "grammar", "guided_regex", "guided_grammar", "suffix", "user", "name", "method", "safety_identifier",
@@ -134,6 +160,11 @@ def description() -> dict[str, Any]:
         "/flush_cache": _post("Forget what is cached and not in use", None),
         "/server_info": _get("Settings and figures"),
         "/get_server_info": _get("Settings and figures, under SGLang's name"),
+        **embeddings.describe(),
+        **responses.describe(),
+        **anthropic.describe(),
+        **ollama.describe(),
+        **page.describe(),
     }  # fmt: skip
     return {
         "openapi": "3.1.0",

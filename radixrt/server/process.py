@@ -37,6 +37,7 @@ from radixrt.server.ipc import (
     ChannelSend,
     ChannelTexts,
     Deltas,
+    Embed,
     Fatal,
     FrameReader,
     Generate,
@@ -428,13 +429,21 @@ class ProcessClient:
     async def score(
         self, prefix: Sequence[int], choices: Sequence[Sequence[int]], *, request_id: str, cache_salt: str = ""
     ) -> RequestOutput:
+        return await self._whole(Score, request_id, pack("choices", prefix, choices, cache_salt))
+
+    async def embed(
+        self, prompt: Sequence[int], pooling: str, *, request_id: str, cache_salt: str = ""
+    ) -> RequestOutput:
+        return await self._whole(Embed, request_id, pack("prompt", prompt, pooling, cache_salt))
+
+    async def _whole(self, kind: type[Score | Embed], request_id: str, body: bytes) -> RequestOutput:
+        """The output of a request that generates nothing."""
         link = self._running()
-        body = pack("choices", prefix, choices, cache_salt)
         items: asyncio.Queue[Any] = asyncio.Queue()
         number = link.number(items.put_nowait)
         item: Any = None
         try:
-            self._send(link, Score(number, request_id, body))
+            self._send(link, kind(number, request_id, body))
             item = await items.get()
         finally:
             link.forget(number)
@@ -445,7 +454,7 @@ class ProcessClient:
         return item.output
 
     @staticmethod
-    def _send(link: WorkerLink, message: Generate | Score) -> None:
+    def _send(link: WorkerLink, message: Generate | Score | Embed) -> None:
         try:
             link.send(message)
         except UnicodeEncodeError:
@@ -456,6 +465,14 @@ class ProcessClient:
 
     async def stats(self) -> dict[str, Any]:
         values: dict[str, Any] = await self._running().call("stats")
+        return values
+
+    async def tree(self, most: int) -> dict[str, Any]:
+        values: dict[str, Any] = await self._running().call("tree", str(most))
+        return values
+
+    async def runs(self, known: Sequence[int]) -> dict[str, Any]:
+        values: dict[str, Any] = await self._running().call("runs", " ".join(map(str, known)))
         return values
 
     async def flush_cache(self) -> int:

@@ -63,17 +63,19 @@ class EventStream:
     """An answer of server-sent events, ``async with`` it.
 
     Args:
-        keepalive: seconds after which a stream that says nothing sends a comment.
+        headers: may say that it is a stream of another type. keepalive: seconds after which a stream that says nothing sends ``alive``.
 
     Fields:
         begun: the head of the answer is on its way: what goes wrong now can only be told in an event.
     """
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str], keepalive: float) -> None:
+    def __init__(
+        self, request: web.Request, headers: Mapping[str, str], keepalive: float, alive: bytes = _ALIVE
+    ) -> None:
         self.begun = False
         self._request = request
         self._response = web.StreamResponse(headers={**_HEAD, **headers})
-        self._keepalive = keepalive
+        self._keepalive, self._alive = keepalive, alive
         self._quiet = False
         self._writing: float | None = None  # since when an event is on its way to the client
         self._ready = False
@@ -126,4 +128,4 @@ class EventStream:
         with suppress(ConnectionError):  # whoever writes next is told, or the handler is cancelled
             await self._begin()
             if self._writing is None:
-                await self._response.write(_ALIVE)
+                await self._response.write(self._alive)

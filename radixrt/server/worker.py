@@ -31,6 +31,7 @@ from radixrt.server.ipc import (
     ChannelSend,
     ChannelTexts,
     Deltas,
+    Embed,
     Fatal,
     Generate,
     Ready,
@@ -141,6 +142,8 @@ class Worker:
             self._begin(_Job(message.number, message.request_id, message.deltas), self._generate, message.body)
         elif isinstance(message, Score):
             self._begin(_Job(message.number, message.request_id, False), self._score, message.body)
+        elif isinstance(message, Embed):
+            self._begin(_Job(message.number, message.request_id, False), self._embed, message.body)
         elif isinstance(message, Abort):
             self._post(partial(self._drop, message.number))
         elif isinstance(message, Call):
@@ -207,6 +210,10 @@ class Worker:
         prefix, choices, cache_salt = unpack(body)
         self._submit(job, self._core.prepare_score(prefix, choices), cache_salt=cache_salt)
 
+    def _embed(self, job: _Job, body: bytes) -> None:
+        prompt, pooling, cache_salt = unpack(body)
+        self._submit(job, self._core.prepare_embed(prompt, pooling), cache_salt=cache_salt)
+
     def _submit(self, job: _Job, ready: Any, **where: Any) -> None:
         def begin(engine: Engine) -> None:
             if job.cancelled:
@@ -248,12 +255,16 @@ class Worker:
             self._flush_soon()
 
     def _call(self, call: Call, engine: Engine) -> None:
-        from radixrt.server.local import stats_of
+        from radixrt.server.local import stats_of, tree_of
 
         value: Any = None
         try:
             if call.what == "stats":
                 value = stats_of(engine, self._programs)
+            elif call.what == "tree":
+                value = tree_of(engine, self._programs, int(call.argument))
+            elif call.what == "runs":
+                value = self._programs.runs(map(int, call.argument.split()))
             elif call.what == "flush":
                 engine.check_integrity()  # rarely asked, and the figures alone do not show a page that is held twice
                 value = engine.flush_cache()
@@ -383,11 +394,20 @@ async def _started(engine: AsyncEngine) -> None:
     await engine.start()
 
 
+def _unraisable(unraisable: Any) -> None:
+    """Python's own hook, but for the end of a compilation's turn: where that comes within a callback it is lost, and sent again."""
+    from radixrt.grammar.compile_cache import Interrupted
+
+    if unraisable.exc_type is not Interrupted:
+        sys.__unraisablehook__(unraisable)
+
+
 def main() -> None:
     # Ctrl-C and a service manager's SIGTERM reach every process of the group; the front drains, and then closes the socket.
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s engine: %(message)s")
+    sys.unraisablehook = _unraisable
     status = 1
     try:
         status = serve(socket.socket(fileno=int(sys.argv[1])))

@@ -81,6 +81,7 @@ SERVER: list[tuple[str, dict[str, Any]]] = [
     ("--uvicorn-log-level error --no-access-log", {"log_level": "error", "access_log": False}),
     ('--default-chat-template-kwargs {"a":1}', {"default_chat_template_kwargs": {"a": 1}}),
     ("--in-process", {"in_process": True}),
+    ("--tool-call-parser qwen25 --enable-auto-tool-choice", {"tool_call_parser": "qwen25"}),
 ]
 
 
@@ -93,8 +94,8 @@ def test_server_settings(line: str, expected: dict[str, Any]) -> None:
 REFUSED: list[tuple[str, str]] = [
     ("--modle-path x", "did you mean '--model-path'"),
     ("--max-num-seq 3", "did you mean '--max-num-seqs'"),
-    ("--tool-call-parser hermes", "tools will come with a later version"),
-    ("--reasoning-parser x", "reasoning will come with a later version"),
+    ("--tool-call-parser hermess", "tool_call_parser='hermess'; did you mean 'hermes'?"),
+    ("--reasoning-parser x", "reasoning_parser='x'"),
     ("--tp-size 2", "several devices will come"),
     ("--port 70000", "port=70000: must be at most 65535"),
     ("--port x", "'x' is not an integer"),

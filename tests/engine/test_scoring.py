@@ -117,7 +117,9 @@ def test_any_trie_of_choices(data: Any, tiny_engine: tuple[Engine, Any]) -> None
 @pytest.fixture(scope="module")
 def tiny_engine(tiny: Any) -> Any:
     directory, model = tiny("llama")
-    with Engine(str(directory), max_total_tokens=512, chunked_prefill_size=11, kv_dtype="float32", check_integrity=True) as engine:
+    with Engine(
+        str(directory), max_total_tokens=512, chunked_prefill_size=11, kv_dtype="float32", check_integrity=True
+    ) as engine:
         yield engine, model
 
 

@@ -107,6 +107,17 @@ def test_keys_and_values_in_16_bits(models: dict[str, Path], kv: torch.dtype) ->
     torch.testing.assert_close(ours.logits(slots), reference.logits(slots), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "llama-mha-wide-head"])
+def test_keys_and_values_in_8_bits_are_close(models: dict[str, Path], name: str) -> None:
+    """A scale for each token and head: half a step of 127 of the largest element."""
+    ours, exact = Computer(models[name], kv=torch.int8), Computer(models[name])
+    tokens, slots = sequence(ours.vocab, 70, 1)
+    for computer in (ours, exact):
+        computer.forward((tokens, slots, 0))
+    p, q = (computer.logits(slots).log_softmax(-1) for computer in (exact, ours))
+    assert 0 < float((p.exp() * (p - q)).sum(-1).mean()) < 1e-2
+
+
 @pytest.mark.model
 def test_the_embedded_model_is_close_to_its_dequantized_weights() -> None:
     """Activations have 8 bits: llama.cpp's own distance to float32 on such a file is about as large."""
@@ -120,23 +131,24 @@ def test_the_embedded_model_is_close_to_its_dequantized_weights() -> None:
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> tuple[str, int, list[int], int, list[list[int]]]:
-    """A model, a length of a shared prefix, lengths behind it, threads, and where each sequence is cut."""
+def schedules(draw: st.DrawFn) -> tuple[str, torch.dtype, int, list[int], int, list[list[int]]]:
+    """A model and its KV, a length of a shared prefix, lengths behind it, threads, and where each sequence is cut."""
     name = draw(st.sampled_from(["llama", "mistral-window", "qwen3", "llama-mha-wide-head"]))
     prefix = draw(st.sampled_from([0, 1, 127, 128, 130, 200]))
     tails = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
     cuts = [draw(st.lists(st.integers(1, prefix + tail), max_size=3).map(sorted)) for tail in tails]
-    return name, prefix, tails, draw(st.sampled_from([1, 3])), cuts
+    kv = draw(st.sampled_from([torch.float32, torch.float16, torch.int8]))
+    return name, kv, prefix, tails, draw(st.sampled_from([1, 3])), cuts
 
 
 @settings(max_examples=20, deadline=None)
 @given(schedules())
 def test_a_sequence_has_the_same_bits_in_any_batch(
-    models: dict[str, Path], schedule: tuple[str, int, list[int], int, list[list[int]]]
+    models: dict[str, Path], schedule: tuple[str, torch.dtype, int, list[int], int, list[list[int]]]
 ) -> None:
     """Alone in one piece; beside others that share its prefix, in pieces, on more threads, with and without shared reads."""
-    name, prefix, tails, threads, cuts = schedule
-    alone = Computer(models[name])
+    name, kv, prefix, tails, threads, cuts = schedule
+    alone = Computer(models[name], kv=kv)
     shared_tokens, shared_slots = sequence(alone.vocab, prefix, 5)
     taken = set(shared_slots.tolist())
     free = np.array([slot for slot in range(SLOTS) if slot not in taken], dtype=np.int32)
@@ -150,7 +162,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch(
         alone.forward((tokens, slots, 0))
         expected.append(alone.hidden(slots[prefix:]))
     for share in (True, False):
-        together = Computer(models[name], threads=threads)
+        together = Computer(models[name], kv=kv, threads=threads)
         together.native.share_prefixes(share)
         done = [0] * len(sequences)
         for turn in range(4):

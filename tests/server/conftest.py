@@ -43,3 +43,16 @@ def local_client(server_settings: dict[str, Any]) -> Iterator[LocalClient]:
     asyncio.run(client.start())
     yield client
     asyncio.run(client.close())
+
+
+@pytest.fixture(scope="session")
+def calling_client(server_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClient]:
+    """A started client as ``local_client``, of a model whose template knows tools."""
+    from tests.server.test_tools import TEMPLATE as KNOWS_TOOLS
+
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(KNOWS_TOOLS)
+    client = LocalClient(AsyncEngine(**{**server_settings, "chat_template": str(template), "max_total_tokens": 8192}))
+    asyncio.run(client.start())
+    yield client
+    asyncio.run(client.close())

@@ -34,6 +34,8 @@ class Settings:
     served_model_names: tuple[str, ...] = ("tiny",)
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     unknown_fields: Literal["refuse", "warn"] = "refuse"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 @asynccontextmanager
@@ -77,12 +79,17 @@ class Script:
         self.tokenizer, self.info = real.tokenizer, real.info
         self.asked: list[dict[str, Any]] = []
         self.kept: list[AsyncIterator[OutputDelta]] = []
+        self.aborted: list[str] = []
         self.ended = asyncio.Event()
         self._say = say
 
     def stream(self, prompt: Any, params: SamplingParams, **more: Any) -> AsyncIterator[OutputDelta]:
         self.kept.append(self._run(prompt, params, **more))  # so that it ends only when it is closed
         return self.kept[-1]
+
+    async def abort(self, request_id: str) -> bool:
+        self.aborted.append(request_id)
+        return True
 
     async def _run(self, prompt: Any, params: SamplingParams, **more: Any) -> AsyncIterator[OutputDelta]:
         self.asked.append({"prompt": list(prompt), "params": params, **more})

@@ -84,6 +84,12 @@ class Stand:
             "programs": 0,
         }
 
+    async def tree(self, most: int) -> dict[str, Any]:
+        return {"nodes": [], "requests": [], "protected": 0, "stats": await self.stats()}
+
+    async def runs(self, known: Sequence[int]) -> dict[str, Any]:
+        return {"runs": [], "numbers": []}
+
     async def flush_cache(self) -> int:
         return 17
 

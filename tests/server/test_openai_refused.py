@@ -77,18 +77,13 @@ IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"content": "x"}]}, "messages[0].role", "missing"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "assistant"),
     ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role", "user"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "later version"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "3"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "text"),
     ({"messages": [{"role": "user", "content": "x", "contnt": 1}]}, "messages[0].contnt", "content"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls", "later"),
     ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages", "context_length=512"),
     ({"messages": [{"role": "user", "content": "x" * 200_000}]}, "messages", "context_length=512"),
-    ({"tools": [{"type": "function"}]}, "tools", "later version"),
-    ({"tool_choice": "auto"}, "tool_choice", "later version"),
-    ({"functions": [{}]}, "functions", "later version"),
-    ({"reasoning_effort": "low"}, "reasoning_effort", "later version"),
+    ({"verbosity": "low"}, "verbosity", "later version"),
     ({"modalities": ["audio"]}, "modalities", "later version"),
     ({"audio": {"voice": "x"}}, "audio", "later version"),
     ({"prediction": {}}, "prediction", "later version"),
@@ -167,6 +162,8 @@ IN_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": 1, "echo": True, "stream": True}, "logprobs", "echo"),
     ({"max_tokens": -1}, "max_tokens", "at least 0"),
     ({"messages": HELLO}, "messages", "valid names"),
+    ({"tools": [{}]}, "tools", "/v1/chat/completions"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "/v1/chat/completions"),
 ]  # fmt: skip
 
 

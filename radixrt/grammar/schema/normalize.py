@@ -49,6 +49,7 @@ class Normalizer:
         self.shapes = Shapes(self.nodes, self.languages, clock, self.emptiness.clash)
         self.applied = Applied(self)
         self._alike: dict[tuple[Any, Any], Place] = {}
+        self._formulas: dict[tuple[Place, Scope], Node] = {}
         self._made: dict[tuple[Node, bool], Shape] = {}
         self._active: dict[tuple[Node, bool], None] = {}
 
@@ -82,7 +83,13 @@ class Normalizer:
             and telling[0] in ("not", "allOf", "anyOf")
             and telling[0] in place.resource.draft.keywords
         ):
-            return self._formula(telling[0], place, scope)
+            made = self._formulas.get((place, scope))
+            if (
+                made is None
+            ):  # read once: where each refers ten times to the next, many would be read ten times more often each
+                self.clock.check()
+                made = self._formulas[place, scope] = self._formula(telling[0], place, scope)
+            return made
         return self.nodes.leaf("schema", place, self._enter(scope, place))
 
     def _target(self, place: Place, scope: Scope) -> Node:
