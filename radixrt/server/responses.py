@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from radixrt.errors import InvalidRequest, ModelError, shown
-from radixrt.server.chat import Step, off_loop, run_steps
+from radixrt.server.chat import Step, off_loop, run_steps, weight
 from radixrt.server.client import EngineClient
 from radixrt.server.errors import Failure, RequestFailed, failure_of
 from radixrt.server.openai_requests import Rules, read_body
@@ -72,7 +72,7 @@ class Responses:
         chain = previous.chain() if previous is not None else []
         key = uuid.uuid4().hex
         turn: Turn = await off_loop(
-            len(data) + sum(kept.size for kept in chain),
+            weight(data, body) + sum(kept.size for kept in chain),
             lambda: read_response(body, self._rules(), key, _items(chain), lambda id: self._item(owner, id)),
         )
         turn = replace(turn, ask=replace(turn.ask, request_id=f"resp_{key}"))
