@@ -391,7 +391,7 @@ class Scheduler:
             self._start(sequence)
             # pages: a last one may be filled in part
             need = self._reserve(sequence) + self.pool.page_size - 1
-            while len(self.running) == 1 and need > self._available() and self.leases.give_up():
+            while len(self.running) == 1 and self._available() < self.pool.page_size and self.leases.give_up():
                 pass
             if len(self.running) > 1 and need + reserved > self._available():
                 self._stop(sequence)

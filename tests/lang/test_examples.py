@@ -97,6 +97,14 @@ def test_every_example_of_lang_is_run_here() -> None:
     assert len(of_lang) >= 10
 
 
+def test_tools(example: Example, runtime: Runtime) -> None:
+    for question, pattern in (
+        ("How warm is it in Oslo?", r"weather\(city='Oslo'\)"),
+        ("What is 17 + 25?", r"add\(a=17, b=25\) -> 42"),
+    ):
+        assert re.match(pattern, example("tools", question).out)
+
+
 def test_few_shot(example: Example, runtime: Runtime) -> None:
     ran = example("few_shot")
     shared = len(runtime.tokenizer.encode(ran.names["EXAMPLES"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import runpy
 import shutil
 import threading
 from collections.abc import Callable
@@ -31,7 +30,6 @@ from lang import (
     assistant,
     function,
     gen,
-    set_default_backend,
     system,
     tool,
     user,
@@ -576,19 +574,3 @@ def test_what_an_engine_refuses_fails_by_name(
 
     with pytest.raises(GenerationFailed, match=problem):
         body.run(backend=runtime)
-
-
-@pytest.mark.model
-def test_the_example(embedded: Runtime, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    names = runpy.run_path(str(Path(__file__).parent.parent.parent / "examples" / "tools.py"))
-    set_default_backend(embedded)
-    try:
-        for question, pattern in (
-            ("How warm is it in Oslo?", r"weather\(city='Oslo'\)"),
-            ("What is 17 + 25?", r"add\(a=17, b=25\) -> 42"),
-        ):
-            monkeypatch.setattr("sys.argv", ["tools.py", question])
-            names["main"]()
-            assert re.match(pattern, capsys.readouterr().out)
-    finally:
-        set_default_backend(None)

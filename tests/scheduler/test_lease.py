@@ -164,6 +164,20 @@ def test_a_sequence_that_grows_gets_the_room_in_the_end() -> None:
     assert len(stand.kv.outputs[grown.uid]) == 60
 
 
+def test_leases_that_fill_the_pool_block_nobody() -> None:
+    stand = Stand(32)
+    for tokens in (run(1000, 16), run(2000, 15), run(3000, 1)):
+        one = stand.add(tokens, output=2)
+        while not one.decoding:
+            stand.kv.step()
+        assert stand.leases.grant(ids(*tokens), "", ["tool"]) is not None  # while it runs, it costs nothing
+        stand.scheduler.finish(one)
+    assert stand.scheduler._available() == 0
+    last = stand.add(run(4000, 1))
+    stand.kv.run()
+    assert len(stand.kv.outputs[last.uid]) == 1 and stand.leases.figures()["leases_given_up"] == 1
+
+
 def test_leases_leave_room_for_others() -> None:
     stand = Stand()
     granted = []
