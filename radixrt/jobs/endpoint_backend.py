@@ -228,7 +228,10 @@ class EndpointBackend:
         """The fields that ask for a constraint; none where this server has no way to enforce it, and the answer is only judged."""
         match constraint.spec:
             case JsonSchema():
-                form = {"name": "answer", "schema": json.loads(constraint.spec.schema), "strict": True}
+                schema = json.loads(constraint.spec.schema)
+                if self._owner != "radixrt" and constraint == self._target.constraint:
+                    schema = self._target.schema  # without bounds that some servers refuse
+                form = {"name": "answer", "schema": schema, "strict": True}
                 return {"response_format": {"type": "json_schema", "json_schema": form}}
             case JsonObject():
                 return {"response_format": {"type": "json_object"}}
