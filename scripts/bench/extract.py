@@ -256,7 +256,7 @@ def beside(args: argparse.Namespace, folder: Path) -> int:
         say("radixrt extract", _seconds(said), valid([json.dumps(row["value"]) for row in rows_of(output)]))
         serve = Program("radixrt", (sys.executable, "-m", "radixrt", "serve", "--threads", str(args.threads), "--port"))
         with started(serve, args.threads, folder / "server.log") as address:
-            asyncio.run(over_http(texts[:1], address, 4))
+            asyncio.run(over_http(texts[:1], address, args.max_tokens))
             seconds, answers = asyncio.run(over_http(texts, address, args.max_tokens))
         say("our server, document first", seconds, valid(answers))
         if args.outlines_python:
