@@ -5,7 +5,7 @@
 
 ``whole`` runs the job once to its end and once with as many kills -9 at random moments, and compares the bytes; every row is judged by
 ``jsonschema``. ``peers`` measures documents a second beside (a) transformers with outlines in one process, whose python is given (its
-environment has ``outlines[transformers]``), in batches of 8, and (b) our own HTTP server, asked by 16 clients with the document first, so
+environment has ``outlines[transformers]``), one after another, as its batches fail where one row ends before others, and (b) our own HTTP server, asked by 16 clients with the document first, so
 that prompts share nothing. Run alone on the machine. Exit status 1: a row is lost, doubled or not valid, or the outputs differ.
 """
 
@@ -39,11 +39,10 @@ tokenizer = AutoTokenizer.from_pretrained(job["model"], padding_side="left")
 tokenizer.pad_token = tokenizer.eos_token
 model = outlines.from_transformers(AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32), tokenizer)
 generator = outlines.Generator(model, JsonSchema(json.dumps(job["schema"])))
-generator.batch([job["prompts"][0]], max_new_tokens=2, do_sample=False)
+generator(job["prompts"][0], max_new_tokens=2, do_sample=False)
 start = time.perf_counter()
-for at in range(0, len(job["prompts"]), 8):
-    for text in generator.batch(job["prompts"][at : at + 8], max_new_tokens=job["max_tokens"], do_sample=False):
-        print(json.dumps({"text": text}), flush=True)
+for prompt in job["prompts"]:
+    print(json.dumps({"text": generator(prompt, max_new_tokens=job["max_tokens"], do_sample=False)}), flush=True)
 print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
 """
 
