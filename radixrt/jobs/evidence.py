@@ -28,13 +28,12 @@ MAX_TOKENS = 96  # of a quote
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Fields:
-    quotes: path of a value -> ``{"text", "start", "end"}``: characters of the document; ``None``: nothing in it fits.
-    problems: of values whose quote could not be had.
+    quotes: path of a value -> ``{"text", "start", "end"}``: characters of the document; ``None``: nothing in it fits;
+        ``{"error"}``: why there is none.
     asked, prompt_tokens, cached_tokens, output_tokens: what it took.
     """
 
     quotes: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
     asked: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -61,7 +60,8 @@ async def find_evidence(
     Raises:
         BackendDown: as ``Backend.answer``.
     """
-    asked = [leaf for leaf in leaves(answer.text, is_json=is_json) if leaf.value not in (None, "")][:MOST_VALUES]
+    wanted = [leaf for leaf in leaves(answer.text, is_json=is_json) if leaf.value not in (None, "")]
+    asked = wanted[:MOST_VALUES]
     if not asked or not document.strip():
         return Evidence()
     constraint = Constraint.substring(document, empty=True)
@@ -72,17 +72,16 @@ async def find_evidence(
         )
     )
     quotes: dict[str, dict[str, Any] | None] = {}
-    problems: list[str] = []
     for leaf, (quote, problem, _) in zip(asked, found, strict=True):
-        if problem:
-            problems.append(f"{leaf.path}: {problem}")
-        else:
-            start = document.find(quote)
-            quotes[leaf.path] = {"text": quote, "start": start, "end": start + len(quote)} if quote else None
+        start = document.find(quote)
+        place = {"text": quote, "start": start, "end": start + len(quote)} if quote else None
+        quotes[leaf.path] = {"error": problem} if problem else place
+    quotes |= {
+        leaf.path: {"error": f"only the first {MOST_VALUES} values are asked for"} for leaf in wanted[MOST_VALUES:]
+    }
     tries = [one for _, _, all_tries in found for one in all_tries]
     return Evidence(
         quotes,
-        tuple(problems),
         asked=len(tries),
         prompt_tokens=sum(one.prompt_tokens for one in tries),
         cached_tokens=sum(one.cached_tokens for one in tries),

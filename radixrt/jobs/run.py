@@ -402,7 +402,11 @@ async def inline(documents: Iterable[Document]) -> AsyncGenerator[Document, None
 
 def _moved(quote: dict[str, Any] | None, start: int) -> dict[str, Any] | None:
     """A quote of a part, as one of the document."""
-    return None if quote is None else {**quote, "start": quote["start"] + start, "end": quote["end"] + start}
+    return (
+        quote
+        if quote is None or "error" in quote
+        else {**quote, "start": quote["start"] + start, "end": quote["end"] + start}
+    )
 
 
 def _seed(seed: int, name: str, part: int, attempt: int) -> int:

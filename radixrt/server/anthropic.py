@@ -32,10 +32,10 @@ from radixrt.server.chat import (
     Usage,
     run_steps,
 )
-from radixrt.server.errors import Failure
+from radixrt.server.errors import Failure, warning
 from radixrt.server.limits import Gate
 from radixrt.server.openai_requests import EFFORTS
-from radixrt.server.turns import Witness, body_schema, described, json_answer, prompt_tokens, read, stream, warned
+from radixrt.server.turns import Witness, body_schema, described, json_answer, prompt_tokens, read, stream
 
 _KINDS = {
     401: "authentication_error",
@@ -80,7 +80,7 @@ class Messages:
         if asked.ask.stream:
             failed = lambda failure: _event("error", error_body(failure))
             events = self._events(asked, witness)
-            return await stream(request, events, failed, self._config.stream_keepalive, warned(asked.warnings))
+            return await stream(request, events, failed, self._config.stream_keepalive, warning(asked.warnings))
         blocks, told, finish = _Blocks(asked.thinking), [], Finish("stop")
         async with aclosing(run_steps(witness.client, asked.ask, self._config)) as steps:
             async for step in steps:

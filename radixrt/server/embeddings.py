@@ -34,7 +34,7 @@ from radixrt.errors import InvalidRequest, ModelError, nearest, shown
 from radixrt.model.tokenizer import Tokenizer
 from radixrt.request import RequestOutput
 from radixrt.sampling.choices import Scored, decide
-from radixrt.server.errors import Failure, RequestFailed
+from radixrt.server.errors import Failure, RequestFailed, ignored
 from radixrt.server.limits import Gate, check_fields, read_object
 
 T = TypeVar("T")
@@ -214,7 +214,7 @@ class Embeddings:
         if getattr(self._config, "unknown_fields", "refuse") == "refuse":
             check_fields(request.path, data, valid)
         else:
-            headers = _warning([name for name in data if name not in valid])
+            headers = ignored([name for name in data if name not in valid])
         data = {name: value for name, value in data.items() if value is not None}
         names = tuple(getattr(self._config, "served_model_names", None) or (self._gate.info.model,))
         model = data.get("model", names[0])
@@ -454,13 +454,6 @@ def _encoded(vector: npt.NDArray[np.float32], encoding: str) -> str | list[float
 
 def _usage(tokens: int, cached: int) -> dict[str, Any]:
     return {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}}
-
-
-def _warning(unknown: Sequence[str]) -> Mapping[str, str] | None:
-    if not unknown:
-        return None
-    names = ", ".join(shown(name, 40) for name in unknown[:20]).encode("ascii", "replace").decode()
-    return {"Warning": f'299 radixrt "unknown fields were ignored: {names}"'.replace("\r", " ").replace("\n", " ")}
 
 
 def _json(value: Any, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from radixrt.errors import EngineClosed, InvalidRequest, ModelError
+from radixrt.errors import EngineClosed, InvalidRequest, ModelError, shown
 from radixrt.server.client import EngineDied
 
 log = logging.getLogger("radixrt")
@@ -108,3 +108,19 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(413, error.text or "the body is too large", None, "body_too_large")
     log.error("a request failed unforeseen", exc_info=error)
     return Failure(500, "internal error", None, "internal_error")
+
+
+def warning(warnings: Sequence[str]) -> dict[str, str]:
+    """A ``Warning`` header (RFC 7234) of printable ASCII; none where there is nothing to warn of."""
+
+    def plain(text: str) -> str:
+        return "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in text[:400])
+
+    return {"Warning": ", ".join(f'299 - "{plain(text)}"' for text in warnings)} if warnings else {}
+
+
+def ignored(fields: Sequence[str]) -> dict[str, str]:
+    """The header that warns of unknown fields."""
+    return warning(
+        [f"unknown fields were ignored: {', '.join(shown(name, 40) for name in fields[:20])}"] if fields else []
+    )

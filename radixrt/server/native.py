@@ -30,7 +30,7 @@ from radixrt.sampling.choices import Scored, check_choices, decide, method_of
 from radixrt.server.chat import CHARS_PER_TOKEN
 from radixrt.server.config import ServerConfig
 from radixrt.server.dialects import substring_of
-from radixrt.server.errors import Failure, RequestFailed, UnknownField, failure_of
+from radixrt.server.errors import Failure, RequestFailed, UnknownField, failure_of, ignored
 from radixrt.server.limits import Gate, check_fields, read_object
 from radixrt.server.streams import DONE, EventStream, merged
 
@@ -124,7 +124,7 @@ class Native:
         unknown = [name for name in data if name not in valid]
         for name in unknown:
             del data[name]
-        return _warning(unknown)
+        return ignored(unknown)
 
     def _asked(self, data: Mapping[str, Any], headers: dict[str, str]) -> tuple[bool, list[Asked]]:
         given = [name for name in ("text", "input_ids") if data.get(name) is not None]
@@ -205,7 +205,7 @@ class Native:
                 if value is None and ours not in ("max_tokens", "seed"):
                     continue
                 values[ours] = value
-        headers.update(_warning(unknown))
+        headers.update(ignored(unknown))
         if isinstance(values.get("logit_bias"), Mapping):
             values["logit_bias"] = {_token(key): bias for key, bias in values["logit_bias"].items()}
         constraints = [name for name in _CONSTRAINTS if given.get(name) is not None]
@@ -527,13 +527,6 @@ def _shown(value: Any) -> Any:
 def _finite(values: Sequence[float]) -> list[float | None]:
     """JSON has no infinity: what is impossible is ``null``."""
     return [value if math.isfinite(value) else None for value in values]
-
-
-def _warning(unknown: Sequence[str]) -> dict[str, str]:
-    if not unknown:
-        return {}
-    names = ", ".join(shown(name, 40) for name in unknown[:20]).encode("ascii", "replace").decode()
-    return {"Warning": f'299 radixrt "unknown fields were ignored: {names}"'.replace("\r", " ").replace("\n", " ")}
 
 
 def _bytes(value: Any) -> bytes:

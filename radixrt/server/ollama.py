@@ -42,12 +42,12 @@ from radixrt.server.chat import (
     run_steps,
     shown_positions,
 )
-from radixrt.server.errors import Failure
+from radixrt.server.errors import Failure, warning
 from radixrt.server.limits import Gate
 from radixrt.server.ollama_requests import CHAT, GENERATE, OPTIONS, ROLES, SHOW, Asked, Rules, named_model, read_turn
 from radixrt.server.openai_requests import EFFORTS
 from radixrt.server.openai_responses import chat_logprobs
-from radixrt.server.turns import Witness, body_schema, described, json_answer, known, read, stream, warned
+from radixrt.server.turns import Witness, body_schema, described, json_answer, known, read, stream
 from radixrt.tools import choose_reasoning_format, choose_tool_format
 
 _NEVER = "0001-01-01T00:00:00Z"  # as Go writes no time
@@ -104,7 +104,7 @@ class Ollama:
         steps = self._raw(asked, witness) if asked.raw else run_steps(witness.client, asked.ask, self._config)
         told = _Told(asked, witness, self._gate.tokenizer, began)
         if asked.ask.stream:
-            head = {**_NDJSON, **warned(asked.warnings)}
+            head = {**_NDJSON, **warning(asked.warnings)}
             # a sign of life between two lines: white space before the next
             keepalive, failed = self._config.stream_keepalive, lambda failure: _ended(error_body(failure))
             return await stream(request, _lines(told, steps), failed, keepalive, head, b" ")

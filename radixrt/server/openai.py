@@ -22,8 +22,8 @@ from radixrt.errors import InvalidRequest, nearest, shown
 from radixrt.request import FinishReason, OutputDelta, RequestOutput
 from radixrt.server.chat import Step, finished, named, off_loop, run_steps, weight
 from radixrt.server.client import EngineClient
-from radixrt.server.errors import Failure, RequestFailed, answer, error_response, failure_of
-from radixrt.server.openai_requests import Job, Rules, read_body, read_chat, read_completion, tokens_of
+from radixrt.server.errors import Failure, RequestFailed, answer, error_response, failure_of, warning
+from radixrt.server.openai_requests import Job, Rules, read_body, read_chat, read_completion, rules_of, tokens_of
 from radixrt.server.openai_responses import Answer, ChatAnswer, event
 from radixrt.server.streams import DONE, EventStream, merged
 
@@ -43,12 +43,7 @@ def routes(client: EngineClient, config: Any) -> list[web.RouteDef]:
     created = int(time.time())
 
     def rules() -> Rules:
-        return Rules(
-            models=tuple(getattr(config, "served_model_names", None) or (client.info.model,)),
-            template=getattr(config, "default_chat_template_kwargs", None) or {},
-            warn=getattr(config, "unknown_fields", "refuse") == "warn",
-            prompts=getattr(config, "max_batch", 2048),
-        )
+        return rules_of(client.info.model, config)
 
     def model(name: str) -> dict[str, Any]:
         return {
@@ -100,7 +95,7 @@ async def _answer(
     body = await off_loop(len(data), lambda: read_body(data))
     job = await off_loop(weight(data, body), lambda: read(body, rules))
     name = prefix + uuid.uuid4().hex
-    headers = {"Warning": _warning(job.warnings)} if job.warnings else {}
+    headers = warning(job.warnings)
     keepalive: float = getattr(config, "stream_keepalive", _KEEPALIVE)
     if job.ask is not None:
         ask = replace(job.ask, request_id=name)
@@ -214,12 +209,3 @@ def _echoed(job: Job, client: EngineClient) -> tuple[str, ...]:
 
 def _json(data: Any, headers: Mapping[str, str] | None = None) -> web.Response:
     return web.Response(body=msgspec.json.encode(data), content_type="application/json", headers=headers)
-
-
-def _warning(warnings: Sequence[str]) -> str:
-    """A ``Warning`` header (RFC 7234) of printable ASCII."""
-
-    def plain(text: str) -> str:
-        return "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in text[:400])
-
-    return ", ".join(f'299 - "{plain(text)}"' for text in warnings)

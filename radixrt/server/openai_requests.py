@@ -139,6 +139,16 @@ class Rules:
     prompts: int = 2048
 
 
+def rules_of(model: str, config: Any) -> Rules:
+    """The rules of a server of this model; what ``config`` does not have has its default."""
+    return Rules(
+        models=tuple(getattr(config, "served_model_names", None) or (model,)),
+        template=getattr(config, "default_chat_template_kwargs", None) or {},
+        warn=getattr(config, "unknown_fields", "refuse") == "warn",
+        prompts=getattr(config, "max_batch", 2048),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request that was read.

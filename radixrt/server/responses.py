@@ -22,8 +22,8 @@ from aiohttp import web
 from radixrt.errors import InvalidRequest, ModelError, shown
 from radixrt.server.chat import Step, off_loop, run_steps, weight
 from radixrt.server.client import EngineClient
-from radixrt.server.errors import Failure, RequestFailed, failure_of
-from radixrt.server.openai_requests import Rules, read_body
+from radixrt.server.errors import Failure, RequestFailed, failure_of, warning
+from radixrt.server.openai_requests import Rules, read_body, rules_of
 from radixrt.server.responses_events import Writing, encoded
 from radixrt.server.responses_requests import RESPONSE, Item, Turn, own_name, read_response
 from radixrt.server.responses_store import Kept, ResponseStore
@@ -77,7 +77,7 @@ class Responses:
         )
         turn = replace(turn, ask=replace(turn.ask, request_id=f"resp_{key}"))
         writing = Writing(key, int(time.time()), turn.head, self._gate.tokenizer, logprobs=turn.logprobs)
-        headers = {"Warning": _warning(turn.warnings)} if turn.warnings else {}
+        headers = warning(turn.warnings)
         steps = _located(run_steps(self._gate, turn.ask, self._config), turn.origins)
 
         def finished() -> bytes:
@@ -189,12 +189,7 @@ class Responses:
         return next((item for item in (*kept.read_output(), *kept.read_items()) if item["id"] == id), None)
 
     def _rules(self) -> Rules:
-        config = self._config
-        return Rules(
-            models=tuple(getattr(config, "served_model_names", None) or (self._gate.info.model,)),
-            template=getattr(config, "default_chat_template_kwargs", None) or {},
-            warn=getattr(config, "unknown_fields", "refuse") == "warn",
-        )
+        return rules_of(self._gate.info.model, self._config)
 
 
 _ABSENT = "is not kept here: made with store=false or another key, deleted, or the server has forgotten or never had it"
@@ -215,12 +210,6 @@ async def _located(steps: AsyncGenerator[Step, None], origins: Sequence[str]) ->
             raise own_name(error, origins) from None
         except ModelError as error:  # the chat template is missing, or fails on these messages
             raise RequestFailed(Failure(400, str(error), "input", "chat_template")) from None
-
-
-def _warning(warnings: Sequence[str]) -> str:
-    """A ``Warning`` header (RFC 7234) of printable ASCII."""
-    plain = ["".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in text[:400]) for text in warnings]
-    return ", ".join(f'299 - "{text}"' for text in plain)
 
 
 def describe() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from radixrt.errors import InvalidRequest, nearest, shown
 from radixrt.request import OutputDelta, RequestOutput, SamplingParams
 from radixrt.server.chat import ChatAsk, off_loop, run_steps, weight
 from radixrt.server.client import EngineClient
-from radixrt.server.errors import Failure, RequestFailed, UnknownField, failure_of
+from radixrt.server.errors import Failure, RequestFailed, UnknownField, failure_of, warning
 from radixrt.server.openai_requests import MAX_SALT, read_body
 from radixrt.server.streams import EventStream
 
@@ -155,16 +155,7 @@ def way(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_answer(data: Any, warnings: Sequence[str] = ()) -> web.Response:
-    return web.Response(body=msgspec.json.encode(data), content_type="application/json", headers=warned(warnings))
-
-
-def warned(warnings: Sequence[str]) -> dict[str, str]:
-    """A ``Warning`` header (RFC 7234) of printable ASCII, where there is something to warn of."""
-
-    def plain(text: str) -> str:
-        return "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in text[:400])
-
-    return {"Warning": ", ".join(f'299 - "{plain(text)}"' for text in warnings)} if warnings else {}
+    return web.Response(body=msgspec.json.encode(data), content_type="application/json", headers=warning(warnings))
 
 
 async def stream(
