@@ -269,9 +269,11 @@ def test_a_runtime_that_stops_while_a_constraint_is_compiled(
         threading.Timer(0.2, go_on.set).start()
         runtime.shutdown()
 
-    threading.Thread(target=stop, daemon=True).start()
+    stopping = threading.Thread(target=stop, daemon=True)
+    stopping.start()
     with pytest.raises(GenerationFailed, match="engine is closed"):
         promptly(lambda: f.run(backend=runtime))
+    stopping.join(20)  # it is closed, no longer closing, when the fixture asks
 
 
 def test_a_lost_connection_is_what_the_program_reports() -> None:
