@@ -417,13 +417,20 @@ static void attend(const KVHead& head, const Piece* pieces, int piece_count, con
     else attend_to<KV::kBF16>(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
 }
 
+// Of the two parts the one with the larger score keeps its numbers, the other is scaled: fma(part, scale, into), or into * scale + part.
 static void merge(float* into, const float* from, int dim) {
-    const float a = into[0], b = from[0], most = b > a ? b : a;
-    const F shift = set1(most > kLowest ? most : kLowest);
-    const F keep = two_to(sub(set1(a), shift)), take = two_to(sub(set1(b), shift));
+    const float a = into[0], b = from[0], most = b > a ? b : a, least = b > a ? a : b;
+    const F scale = two_to(set1(least - (most > kLowest ? most : kLowest)));
+    float one[kLanes];
+    store(one, scale);
     into[0] = most;
-    into[1] = into[1] * reduce_max(keep) + from[1] * reduce_max(take);
-    for (int d = 2; d < dim + 2; d += kLanes) store(into + d, fma(load(from + d), take, mul(load(into + d), keep)));
+    if (b > a) {
+        into[1] = into[1] * one[0] + from[1];
+        for (int d = 2; d < dim + 2; d += kLanes) store(into + d, fma(load(into + d), scale, load(from + d)));
+    } else {
+        into[1] = into[1] + from[1] * one[0];
+        for (int d = 2; d < dim + 2; d += kLanes) store(into + d, fma(load(from + d), scale, load(into + d)));
+    }
 }
 
 static void finish(const float* part, int dim, float* out) {
