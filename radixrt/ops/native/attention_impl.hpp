@@ -122,13 +122,12 @@ static inline float kv_scale(const void* base, size_t at, int dim) {
 
 // Values of `count` slots as [count][dim padded to 16].
 template <KV KIND>
-static void load_values(const KVHead& head, const int32_t* slots, int count, float* out, const Ahead& ahead) {
+static void load_values(const KVHead& head, const int32_t* slots, int count, float* out) {
     const int dim = head.dim;
     const size_t stride = head.stride;
     const void* base = head.v;
     for (int i = 0; i < count; i++) {
         const size_t at = size_t(slots[i]) * stride;
-        ahead.fetch(i);
         const F by = set1(kv_scale<KIND>(base, at, dim));
         const auto scaled = [by](F x) { return KIND == KV::kI8 ? mul(x, by) : x; };
         int d = 0;
@@ -363,12 +362,15 @@ static void attend_to(const KVHead& head, const Piece* pieces, int piece_count, 
         for (int start = piece.begin / kChunk * kChunk; start < piece.end; start += kChunk) {
             const int begin = piece.begin > start ? piece.begin : start, end = piece.end < start + kChunk ? piece.end : start + kChunk;
             const int32_t* slots = piece.slots + (begin - piece.begin);
-            load_keys<KIND>(head, slots, begin - start, end - start, rows, ahead(head.v, slots, end - begin));
+            const Ahead values = ahead(head.v, slots, end - begin);  // fetched in most of the time there is
+            const int tiles = (piece.last - piece.first + kTile - 1) / kTile;
+            load_keys<KIND>(head, slots, begin - start, end - start, rows, tiles == 1 ? values : Ahead{});
             if constexpr (KIND == KV::kI8)
                 for (int i = begin; i < end; i++) by[i - start] = scale * kv_scale<KIND>(head.k, size_t(slots[i - begin]) * head.stride, head.dim);
             const Block block{rows, start, begin, end, head.dim, padded, by};
-            for (int i = piece.first; i < piece.last; i += kTile)
-                score_tiles<kTile>(piece.last - i, block, q + i, from + i, to + i, weights + i * kSpan + (start - span), Ahead{});
+            for (int i = piece.first, t = 0; i < piece.last; i += kTile, t++)
+                score_tiles<kTile>(piece.last - i, block, q + i, from + i, to + i, weights + i * kSpan + (start - span),
+                                   tiles == 1 ? Ahead{} : values.part(t, tiles));
         }
     }
     for (int i = 0; i < count; i++) {
@@ -398,10 +400,9 @@ static void attend_to(const KVHead& head, const Piece* pieces, int piece_count, 
                                                part + i, ahead(head.ahead_k, head.ahead, last ? head.ahead_count : 0));
                 break;
             }
-            const Ahead both = ahead(head.ahead_k, head.ahead, last && end == piece.end ? head.ahead_count : 0);
-            load_values<KIND>(head, piece.slots + (begin - piece.begin), end - begin, rows, both.part(0, 2));
+            const Ahead next = ahead(head.ahead_k, head.ahead, last && end == piece.end ? head.ahead_count : 0);
+            load_values<KIND>(head, piece.slots + (begin - piece.begin), end - begin, rows);
             const Block block{rows, begin, begin, end, head.dim, padded, nullptr};
-            const Ahead next = both.part(1, 2);
             const int tiles = (piece.last - piece.first + kTile - 1) / kTile;
             for (int i = piece.first, t = 0; i < piece.last; i += kTile, t++)
                 sum_tiles<kTile>(piece.last - i, block, weights + i * kSpan + (begin - span), from + i, to + i, part + i, next.part(t, tiles));
