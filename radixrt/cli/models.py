@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ def problem(model: LocalModel) -> str | None:
     from radixrt.model.registry import FAMILIES
 
     if model.problem is None and model.family not in FAMILIES:
-        return f"the family {model.family!r} is not supported; supported are {', '.join(FAMILIES)}"
+        return f"the family {shown(model.family)} is not supported; supported are {', '.join(FAMILIES)}"
     return model.problem
 
 
@@ -154,7 +155,7 @@ def details(model: LocalModel) -> dict[str, Any]:
         shape = ModelConfig.from_dict(checkpoint.config, checkpoint.name)
         template = checkpoint.tokenizer().chat_template
         names = checkpoint.names()
-        parameters = sum(_product(checkpoint.shape(name)) for name in names)
+        parameters = sum(math.prod(checkpoint.shape(name)) for name in names)
     finally:
         checkpoint.close()
     tools, reasoning = choose_tool_format(template), choose_reasoning_format(template)
@@ -194,10 +195,3 @@ def described(found: dict[str, Any]) -> str:
     }  # fmt: skip
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
