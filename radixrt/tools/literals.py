@@ -27,7 +27,7 @@ _ANNOTATIONS = frozenset(
 )
 _ROOT = frozenset(("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"))
 _PART = re.compile(
-    r"""("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|[^\W\d]\w*+\s*+=)""", re.DOTALL
+    r"""("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|(?<!\w)[^\W\d]\w*+\s*+=)""", re.DOTALL
 )  # a string, or the name of an argument
 _NO_ESCAPE = re.compile(r"""\\(?![\n\\'"abfnrtvxuUN0-7])""")  # a backslash that stays one
 _SLASHES = "\ufdd0"  # is no character: stands in for two backslashes

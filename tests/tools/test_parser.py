@@ -27,6 +27,7 @@ from radixrt.tools import (
     scan,
 )
 from radixrt.tools.formats import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, PYTHONIC, TOOL_FORMATS
+from radixrt.tools.literals import read_arguments
 from radixrt.tools.objects import is_object, members
 from radixrt.tools.parser import MOST_BEGUN, MOST_TEXTS
 from radixrt.tools.reasoning import THINK
@@ -228,6 +229,12 @@ def test_hostile_text_is_not_lost(name: str) -> None:
     assert calls <= MOST_BEGUN
     if not calls:
         assert "".join(part.text for part in parts if isinstance(part, Content)) == text
+
+
+@pytest.mark.parametrize("value", ["1_", "_", "a ", "1j+", "lambda:", "2**", "."])
+def test_what_is_no_value_is_read_once(value: str) -> None:
+    """Not once from each of its places: that would take minutes here."""
+    assert read_arguments("a=" + value * 200_000, 10)[0] is None
 
 
 BRACKETS = st.lists(
