@@ -54,10 +54,13 @@ def as_json(model: LocalModel) -> dict[str, Any]:
 
 def problem(model: LocalModel) -> str | None:
     """Why a model cannot be used, as far as its header tells."""
-    from radixrt.model.registry import FAMILIES
+    from radixrt.model.gguf_names import ARCHITECTURES
+    from radixrt.model.registry import FAMILIES, HOOKED, PARTS, supported
 
-    if model.problem is None and model.family not in FAMILIES:
-        return f"the family {model.family!r} is not supported; supported are {', '.join(FAMILIES)}"
+    is_gguf = model.path.suffix == ".gguf"
+    if model.problem is None and model.family not in (ARCHITECTURES if is_gguf else (*FAMILIES, *PARTS, *HOOKED)):
+        names = f"{', '.join(ARCHITECTURES)} (as GGUF)" if is_gguf else supported()
+        return f"the family {model.family!r} is not supported; supported are {names}"
     return model.problem
 
 

@@ -15,6 +15,8 @@ from radixrt.errors import InvalidRequest, ModelError, shown
 from radixrt.model.checkpoint import Checkpoint
 from radixrt.model.config import ModelConfig
 from radixrt.model.decoder import Decoder, load_decoder
+from radixrt.model.gguf_names import ARCHITECTURES
+from radixrt.model.hooked_decoder import HookedDecoder, is_hooked, load_hooked
 from radixrt.model.kv_store import KVStore, bytes_per_token
 from radixrt.model.native_decoder import UNSETTLED, NativeDecoder
 from radixrt.model.rope import longest_context
@@ -71,12 +73,20 @@ class ModelRunner:
         checkpoint: Checkpoint,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        model = ModelConfig.from_dict(checkpoint.config, checkpoint.name)
         threads = config.threads or cores()
-        dtype = self._dtype(config.dtype, default_dtype() or self._own_dtype(model))
-        self.model = model
+        model = None if is_hooked(checkpoint) else _family_config(checkpoint)
+        raw = checkpoint.config
+        own = (raw.get("dtype") or raw.get("torch_dtype")) if model is None else model.torch_dtype
+        dtype = self._dtype(config.dtype, default_dtype() or self._own_dtype(own))
         self.ops = load_ops(dtype)
-        runs_native = self._runs_native(config)
+        hooked: HookedDecoder | None = None
+        if model is None:  # how its keys and values are is known when it has run
+            use_threads(threads)
+            hooked = load_hooked(checkpoint, self.ops, dtype)
+            model = hooked.config
+            progress(model.num_layers, model.num_layers)
+        self.model = model
+        runs_native = self._runs_native(config, model)
         # where native kernels have a pool of threads, a second one of torch's would only be in their way
         used = use_threads(1 if runs_native else threads)
         threads = threads if runs_native else used
@@ -119,9 +129,11 @@ class ModelRunner:
             raise InvalidRequest(
                 "max_total_tokens", f"={slots}: the {slots * per_token / 1e9:,.1f} GB cannot be had ({shown(reason)})"
             ) from None
-        self.decoder: Decoder | NativeDecoder
+        self.decoder: Decoder | NativeDecoder | HookedDecoder
         try:
-            if runs_native:
+            if hooked is not None:
+                self.decoder = hooked
+            elif runs_native:
                 self.decoder = NativeDecoder(model, checkpoint, self.store, max_len, threads, progress=progress)
             else:
                 self.decoder = load_decoder(model, checkpoint, self.ops, dtype, max_len, progress)
@@ -141,7 +153,11 @@ class ModelRunner:
             kv_bytes_per_token=per_token,
             threads=threads,
             device=str(self.ops.device),
-            kernels=f"native {self.decoder.kernels}" if isinstance(self.decoder, NativeDecoder) else "torch",
+            kernels=f"native {self.decoder.kernels}"
+            if isinstance(self.decoder, NativeDecoder)
+            else "torch"
+            if hooked is None
+            else "transformers",
         )
 
     @torch.inference_mode()
@@ -181,7 +197,7 @@ class ModelRunner:
             return drawn
         return [None] * len(rows)
 
-    def _runs_native(self, config: EngineConfig) -> bool:
+    def _runs_native(self, config: EngineConfig, model: ModelConfig) -> bool:
         """Whether the native kernels compute; an error where they are asked for and cannot."""
         reason = ""
         if config.kernels == "torch":
@@ -190,6 +206,10 @@ class ModelRunner:
             reason = f"the model runs on {self.ops.device.type}"
         elif config.dtype not in ("auto", "float32"):
             reason = f"dtype={config.dtype} is computed by torch; native kernels compute in float32"
+        elif model.native_gap:
+            reason = model.native_gap
+            if config.kernels == "auto":
+                log.info("native kernels: %s; the torch reference computes, which is slower", reason)
         elif native is None or native.variants()[0] == "portable":
             reason = "they were not built, a C++ compiler was missing" if native is None else "none for this CPU"
             if config.kernels == "auto":
@@ -203,11 +223,21 @@ class ModelRunner:
         return default if name == "auto" else _KV_DTYPES[name]
 
     @staticmethod
-    def _own_dtype(model: ModelConfig) -> torch.dtype:
-        name = model.torch_dtype or "float32"
-        if name not in _DTYPES:
+    def _own_dtype(name: object) -> torch.dtype:
+        name = name or "float32"
+        if not isinstance(name, str) or name not in _DTYPES:
             raise ModelError(f"dtype={shown(name)} of the model is not supported; supported: {', '.join(_DTYPES)}")
         return _DTYPES[name]
+
+
+def _family_config(checkpoint: Checkpoint) -> ModelConfig:
+    if checkpoint.format == "gguf" and len(checkpoint.config) == 1:  # its name is all that was made of it
+        kind = checkpoint.config.get("model_type")
+        raise ModelError(
+            f"{checkpoint.name}: GGUF files of architecture {shown(kind)} are not supported; supported: "
+            f"{', '.join(ARCHITECTURES)} (other families: as safetensors)"
+        )
+    return ModelConfig.from_dict(checkpoint.config, checkpoint.name)
 
 
 def _memory(device: torch.device) -> int:

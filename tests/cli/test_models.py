@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from radixrt.model import source
+from radixrt.model.registry import supported
 from radixrt.model.source import LocalModel
 
 MODELS = [
@@ -32,7 +33,7 @@ def test_table(cli: Any, local: list[LocalModel]) -> None:
         "name             family      size  context  quantization  path",
         "(default) small  llama      98 MB    8,192  Q4_1          /m/small.gguf",
         "org/odd          mamba   5,000 MB        ?  ?             /m/odd",
-        "  cannot be used: the family 'mamba' is not supported; supported are llama, mistral, qwen2, qwen3",
+        "  cannot be used: the family 'mamba' is not supported; supported are " + supported(),
         "org/broken       ?           0 MB        ?  ?             /m/broken.gguf",
         "  cannot be used: /m/broken.gguf: truncated",
     ]

@@ -31,13 +31,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
 
 @pytest.fixture
 def make_engine(tiny: Callable[[str], Tiny]) -> Iterator[Callable[..., Engine]]:
-    """``make_engine(name="llama", **settings)``: an engine on a tiny model that checks itself after every step."""
+    """``make_engine(name="llama", **settings)``: an engine on a tiny model, or on a path, that checks itself after every step."""
     engines: list[Engine] = []
 
     def make(name: str = "llama", **settings: Any) -> Engine:
         engines.append(
             Engine(
-                str(tiny(name)[0]),
+                name if "/" in name else str(tiny(name)[0]),
                 **{"check_integrity": True, "max_total_tokens": 4096, "kv_dtype": "float32", **settings},
             )
         )
