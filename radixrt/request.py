@@ -35,10 +35,10 @@ class FinishReason(StrEnum):
 def _named_fields(cls: type[T]) -> type[T]:
     """Give a dataclass an ``__init__`` that answers an unknown field with the nearest valid name."""
     plain = cls.__init__
+    valid = {f.name: None for f in fields(cls)}  # type: ignore[arg-type]
 
     @functools.wraps(plain)
     def init(self: T, *args: Any, **kwargs: Any) -> None:
-        valid = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         for name in kwargs:
             if name not in valid:
                 raise unknown_field(cls.__name__, name, valid)

@@ -283,28 +283,35 @@ class Fuzz:
 
     async def canary(self) -> Any:
         """What a server in order always answers."""
-        async with self._session.get(f"{self._url}/health") as answer:
-            if answer.status != 200:
-                self.tally.blame("the server is not healthy", await answer.text())
-        async with self._session.post(f"{self._url}/generate", json=GENERATE[0]) as answer:
-            return (await answer.json()).get("output_ids")
+        await self._ask("GET", "/health")
+        return (await self._ask("POST", "/generate", json=GENERATE[0])).get("output_ids")
 
     async def settled(self, seconds: float) -> None:
         """Nothing runs any more, and nothing is held."""
-        info: dict[str, Any] = {}
+        info = await self._ask("GET", "/server_info")
         try:
             async with asyncio.timeout(seconds):
-                while not info or info["running"] or info["waiting"] or info["programs"]:
-                    async with self._session.get(f"{self._url}/server_info") as answer:
-                        info = await answer.json()
+                while info and (info["running"] or info["waiting"] or info["programs"]):
+                    info = await self._ask("GET", "/server_info")
         except TimeoutError:
             self.tally.blame(f"something still runs after {seconds:g} seconds", info)
-        async with self._session.post(f"{self._url}/flush_cache") as answer:
-            await answer.read()
-        async with self._session.get(f"{self._url}/server_info") as answer:
-            info = await answer.json()
-            if info["pool_used"]:
-                self.tally.blame(f"{info['pool_used']} tokens of the pool are in use", info)
+        await self._ask("POST", "/flush_cache")
+        info = await self._ask("GET", "/server_info")
+        if info.get("pool_used"):
+            self.tally.blame(f"{info['pool_used']} tokens of the pool are in use", info)
+
+    async def _ask(self, method: str, path: str, **how: Any) -> dict[str, Any]:
+        """The answer to a right request; blame, and nothing, where there is none."""
+        try:
+            async with self._session.request(method, self._url + path, **how) as answer:
+                if answer.status == 200:
+                    found: dict[str, Any] = await answer.json()
+                    return found
+                problem = await answer.text()
+        except aiohttp.ClientError as error:
+            problem = repr(error)
+        self.tally.blame(f"the server is not healthy: {method} {path}", problem)
+        return {}
 
 
 async def fuzz(
@@ -346,7 +353,8 @@ async def fuzz(
 async def _main(arguments: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[str] = loop.create_future()
-    settings = {"model": arguments.model, "max_total_tokens": 16384, "check_integrity": True}
+    # a chat that lost its max_tokens goes on to the end of the context, and each of its steps looks at the whole pool
+    settings = {"model": arguments.model, "max_model_len": 768, "max_total_tokens": 4096, "check_integrity": True}
     config = ServerConfig(port=0, access_log=False, log_level="error")
     serving = asyncio.ensure_future(serve(config, settings, ready=ready.set_result))
     waited: set[asyncio.Future[Any]] = {serving, ready}
@@ -358,8 +366,9 @@ async def _main(arguments: argparse.Namespace) -> int:
         ready.result(), arguments.count, arguments.seed, clients=arguments.clients, show=sys.stderr.isatty()
     )
     seconds = loop.time() - began
-    os.kill(os.getpid(), signal.SIGTERM)
-    status = await serving
+    if not serving.done():
+        os.kill(os.getpid(), signal.SIGTERM)
+    (status,) = await asyncio.gather(serving, return_exceptions=True)  # somebody else may have stopped it before
     for name, times in sorted(tally.answers.items()):
         print(f"{times:9,}  {name}")
     print(f"{arguments.count:,} cases in {seconds:.0f} s, {len(tally.wrong)} wrong answers, exit status {status}")

@@ -125,10 +125,13 @@ class RuntimeEndpoint(JsonBackend):
     Args:
         base_url: of the server, ``http://127.0.0.1:8000``.
         api_key: where the server wants one.
-        timeout: seconds to connect.
+        timeout: seconds to connect; a model that is loaded for this program takes its time of them.
+        model: its name, where the server has several; nothing: the first.
     """
 
-    def __init__(self, base_url: str, *, api_key: str | None = None, timeout: float = 30.0) -> None:
+    def __init__(
+        self, base_url: str, *, api_key: str | None = None, timeout: float = 30.0, model: str | None = None
+    ) -> None:
         super().__init__()
         if not base_url.startswith(("http://", "https://")):
             raise BackendError(f"base_url={base_url!r}: must begin with http:// or https://")
@@ -136,6 +139,7 @@ class RuntimeEndpoint(JsonBackend):
         self.name = f"runtime at {self.base_url}"
         self._api_key = api_key
         self._timeout = timeout
+        self._query = {} if model is None else {"model": model}
         self._http: Any = None
         self._socket: Any = None
         self._outgoing: asyncio.Queue[str] | None = None
@@ -163,13 +167,24 @@ class RuntimeEndpoint(JsonBackend):
         try:
             async with asyncio.timeout(self._timeout):
                 self._socket = await self._http.ws_connect(
-                    f"{self.base_url}/v1/programs/ws", max_msg_size=MAX_MESSAGE, heartbeat=30.0
+                    f"{self.base_url}/v1/programs/ws", params=self._query, max_msg_size=MAX_MESSAGE, heartbeat=30.0
                 )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            reason = await self._reason() if getattr(error, "status", 0) == 404 else ""
             await self._http.close()
-            raise BackendError(f"{self.base_url}: cannot be reached ({error or type(error).__name__})") from error
+            problem = reason or f"cannot be reached ({error or type(error).__name__})"
+            raise BackendError(f"{self.base_url}: {problem}") from error
         self._outgoing = asyncio.Queue()
         self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write())]
+
+    async def _reason(self) -> str:
+        """What the server says of a connection that it refuses; nothing where it says nothing."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                async with self._http.get(f"{self.base_url}/v1/programs/ws", params=self._query) as answer:
+                    return str((await answer.json())["error"]["message"])
+        except Exception:
+            return ""
 
     async def aclose(self) -> None:
         for task in self._tasks:
@@ -183,7 +198,7 @@ class RuntimeEndpoint(JsonBackend):
     async def stats(self) -> dict[str, Any]:
         """The server's ``/server_info``."""
         await self.start()
-        async with self._http.get(f"{self.base_url}/server_info") as answer:
+        async with self._http.get(f"{self.base_url}/server_info", params=self._query) as answer:
             answer.raise_for_status()
             data: dict[str, Any] = await answer.json()
             return data

@@ -66,11 +66,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each field of :class:`EngineConfig`. Add sampling flags first: a name they took gets ``--engine-``."""
+def add_engine_flags(parser: argparse.ArgumentParser, omit: Iterable[str] = ()) -> None:
+    """Add a flag for each field of :class:`EngineConfig` but those in ``omit``. Add sampling flags first: a name they took gets ``--engine-``."""
     group = parser.add_argument_group("engine")
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(EngineConfig)}
-    add_flags(parser, group, EngineConfig, _ENGINE, helps, {})
+    add_flags(parser, group, EngineConfig, _ENGINE, helps, {}, omit)
 
 
 def add_sampling_flags(

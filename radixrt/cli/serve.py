@@ -1,6 +1,7 @@
 """``radixrt serve``: starts a server; its flags are those of ``ServerConfig`` and ``EngineConfig``, under the names of other servers too.
 
-Invariants: everything on the command line is checked before a model is loaded; an alias is another name of one flag, never a setting.
+Invariants: everything on the command line is checked before a model is loaded; an alias is another name of one flag, never a setting; one model
+without a name is served as it is, several, or one with a name, are loaded when they are asked for.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixrt.cli import flags
 from radixrt.config import EngineConfig
 from radixrt.errors import InvalidRequest, shown
 from radixrt.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from radixrt.server.plans import Named
 
 _SERVER = "server."
 _KEY = "RADIXRT_API_KEY"
@@ -54,7 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(ServerConfig)}
     flags.add_flags(parser, group, ServerConfig, _SERVER, helps, {})
-    flags.add_engine_flags(parser)
+    group.add_argument(
+        "--model",
+        action="append",
+        metavar="[NAME=]MODEL",
+        default=argparse.SUPPRESS,
+        help="model directory, .gguf file or hub id; nothing: the embedded SmolLM2-135M-Instruct; given several times, with names: each is "
+        "loaded when a request names it",
+    )
+    flags.add_engine_flags(parser, omit=("model",))
     actions = parser._option_string_actions
     for flag, names in ALIASES.items():
         for name in names:
@@ -80,17 +92,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config, settings = read(args)
+    config, settings, models = read(args)
     from radixrt.server.app import serve
 
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    return asyncio.run(serve(config, settings))
+    return asyncio.run(serve(config, settings, models))
 
 
-def read(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
-    """The settings of the server and of the engine.
+def read(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any], list[Named]]:
+    """The settings of the server and of the engine, and the models where these are loaded and unloaded.
 
     Raises:
         InvalidRequest: one of them is wrong, or the model is named twice.
@@ -101,15 +113,40 @@ def read(args: argparse.Namespace) -> tuple[ServerConfig, dict[str, Any]]:
         if len(given) != 1:
             raise InvalidRequest("MODEL", f"={shown(given)}: give one")
         given = given[0]
+    models: list[str] = getattr(args, "model", [])
     if given is not None:
-        if settings.get("model") not in (None, given):
-            raise InvalidRequest("--model", f"={shown(settings['model'])}: the model is named already, {shown(given)}")
-        settings["model"] = given
+        if any(one != given for one in models):
+            raise InvalidRequest("--model", f"={shown(models[0])}: the model is named already, {shown(given)}")
+        models = [given]
     server = flags.given_flags(args, _SERVER)
     if "api_key" not in server and os.environ.get(_KEY):
         server["api_key"] = [key.strip() for key in os.environ[_KEY].split(",")]
-    EngineConfig.from_kwargs(**settings)
-    return ServerConfig.from_kwargs(**server), settings
+    config = ServerConfig.from_kwargs(**server)
+    EngineConfig.from_kwargs(**settings, model=models[0] if models else None)
+    named = _named(config, models)
+    if models and not named:
+        settings["model"] = models[0]
+    return config, settings, named
+
+
+def _named(config: ServerConfig, given: list[str]) -> list[Named]:
+    """The models that are loaded and unloaded; none: the one model stays as long as the server does."""
+    from radixrt.server.plans import check_preload, read_models, split
+
+    bare = len(given) < 2 and not any(split(text)[0] for text in given)
+    if bare and config.idle_unload is None:
+        for name in ("preload", "models_memory", "max_loaded_models"):
+            if getattr(config, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise InvalidRequest(flag, ": is for several models: give them as --model NAME=MODEL")
+        return []
+    if config.in_process:
+        raise InvalidRequest("--in-process", ": models that are loaded and unloaded have a process each; leave it out")
+    if len(config.served_model_name) > bare:
+        raise InvalidRequest("--served-model-name", ": the names of several models are given as --model NAME=MODEL")
+    models = read_models(given, next(iter(config.served_model_name), None))
+    check_preload(models, config)
+    return models
 
 
 def _or_auto(convert: Callable[[str], Any]) -> Callable[[str], Any]:

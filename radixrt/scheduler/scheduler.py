@@ -35,6 +35,8 @@ _DRAFT_ROWS = 16  # decoded and drafted tokens of a step above which nothing is 
 _ROW_COST = 0.2
 _SHARES = (0.3, 0.8)  # of the drafts that must be right, at least and at most
 _RETRY_STEPS = 16  # steps after which an admission that found no room is tried again though nothing ended
+_RUN = 16  # slots that a decode gets at once, so that what it attends to lies side by side in memory
+_ROOMY = 8  # only while so many times as much is free
 _NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 
 
@@ -236,26 +238,27 @@ class Scheduler:
     def _schedule_decodes(self, plan: dict[int, tuple[Sequence, int]]) -> int:
         while True:
             decodes = [s for s in self.running.values() if s.decoding]
-            pages = sum(s.owned == s.computed for s in decodes)
-            if self._make_room(pages):
+            full = [s for s in decodes if s.owned == s.computed]
+            if self._make_room(len(full)):
                 break
             if not self._reclaim() and not (len(self.running) == 1 and self.leases.give_up()):
                 self._preempt(self._victim())
-        if pages:
-            fresh = self.pool.alloc(pages)
+        if full:
             size = self.pool.page_size
+            run = _RUN if self.pool.free_pages * size > _ROOMY * _RUN * len(self.running) else 1
+            pages = [self.pool.pages_for(min(run, s.limit - s.owned)) for s in full]
+            fresh = self.pool.alloc(sum(pages))
             at = 0
-            for sequence in decodes:
-                if sequence.owned == sequence.computed:
-                    sequence.put_slots(sequence.owned, fresh[at : at + size])
-                    sequence.owned += size
-                    at += size
+            for sequence, count in zip(full, pages, strict=True):
+                sequence.put_slots(sequence.owned, fresh[at : at + count * size])
+                sequence.owned += count * size
+                at += count * size
         for sequence in decodes:
             plan[sequence.uid] = (sequence, sequence.size)
         return len(decodes) + self._draft(decodes)
 
     def _reclaim(self) -> bool:
-        """Take back the empty pages that drafts left behind the running sequences; whether there were any."""
+        """Take back the empty pages behind the running sequences; whether there were any."""
         before = self.pool.free_pages
         for sequence in self.running.values():
             keep = self.pool.pages_for(sequence.size) * self.pool.page_size

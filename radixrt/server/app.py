@@ -18,23 +18,24 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import HttpVersion11, web
 
 from radixrt import __version__
 from radixrt.errors import InvalidRequest, nearest, shown
-from radixrt.server import anthropic, embeddings, ollama, openai, page, responses
+from radixrt.server import anthropic, ollama, page
 from radixrt.server.client import EngineClient
 from radixrt.server.config import ServerConfig
 from radixrt.server.errors import Failure, answer, failure_of, reword
 from radixrt.server.hosts import Hosts, is_loopback
-from radixrt.server.limits import Gate, doorman, receive, retry_after
-from radixrt.server.metrics import CONTENT_TYPE, Metrics
-from radixrt.server.native import Native
+from radixrt.server.limits import doorman, receive, retry_after
+from radixrt.server.metrics import CONTENT_TYPE
+from radixrt.server.models import Models, gigabytes
 from radixrt.server.openapi import description
-from radixrt.server.programs import Programs
+from radixrt.server.plans import Named, make_models
+from radixrt.server.rooms import Board, Rooms
 
 log = logging.getLogger("radixrt.server")
 access = logging.getLogger("radixrt.access")
@@ -43,10 +44,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _OPEN = ("/health", "/")  # routes that ask for no key, and show nothing of anybody
 _QUIET = ("/health", "/metrics")  # work while the server shuts down, and are no work
-_WORK = (
-    "/v1/chat/completions", "/v1/completions", "/v1/programs", "/generate", "/score", "/v1/responses", "/v1/messages",
-    "/api/chat", "/api/generate", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank",
-)  # fmt: skip
 # How the errors of a route read, where not as OpenAI's.
 _FORMS = {**anthropic.ERRORS, **ollama.ERRORS}
 _BACKLOG = 4096
@@ -59,12 +56,10 @@ class Front:
         active: requests that are being answered, but for ``/health`` and ``/metrics``. draining: no new work is taken.
     """
 
-    def __init__(self, client: EngineClient, config: ServerConfig, *, local: bool) -> None:
+    def __init__(self, served: EngineClient | Models, config: ServerConfig, *, local: bool) -> None:
         self.config = config
-        self.metrics = Metrics(client, next(iter(config.served_model_names), None))
-        self.gate = Gate(client, config, self.metrics)
-        self.native = Native(self.gate, config)
-        self.programs = Programs(self.gate, config, self.metrics)
+        self.rooms = Board(served, config) if isinstance(served, Models) else Rooms(served, config)
+        self.metrics, self.gate, self.programs = self.rooms.metrics, self.rooms.gate, self.rooms.programs
         self.active = 0
         self.draining = False
         self._idle = asyncio.Event()
@@ -78,14 +73,7 @@ class Front:
             web.get("/health", self.health),
             web.get("/metrics", self.figures),
             web.get("/openapi.json", self.openapi),
-            *openai.routes(self.gate, self.config),
-            *self.native.routes(),
-            *self.programs.routes(),
-            *embeddings.routes(self.gate, self.config),
-            *responses.routes(self.gate, self.config),
-            *anthropic.routes(self.gate, self.config),
-            *ollama.routes(self.gate, self.config),
-            *page.routes(self.gate, self.config),
+            *self.rooms.routes(),
         ]
 
     # ---- routes
@@ -94,10 +82,10 @@ class Front:
         """200: the engine answers, and work is taken."""
         if self.draining:
             return _status(503, "draining")
-        return _status(200, "ok") if await self.native.answering() else _status(503, "unhealthy")
+        return _status(*await self.rooms.health())
 
     async def figures(self, request: web.Request) -> web.Response:
-        return web.Response(body=await self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=await self.rooms.figures(), headers={"Content-Type": CONTENT_TYPE})
 
     async def openapi(self, request: web.Request) -> web.Response:
         return web.Response(body=self._openapi, content_type="application/json")
@@ -127,7 +115,7 @@ class Front:
         if length > most:
             self.metrics.refused["max_body_bytes"] += 1
             return _too_large(length, most)
-        return self.gate.full if request.method == "POST" and path in _WORK else None
+        return self.rooms.full(request)
 
     def _allowed(self, origin: str, request: web.Request) -> bool:
         return (
@@ -162,7 +150,7 @@ class Front:
     async def drain(self) -> bool:
         """Take nothing new, and wait for what runs; False: some of it did not finish in time."""
         self.draining = True
-        self.programs.drain()
+        self.rooms.drain()
         try:
             async with asyncio.timeout(self.config.drain_seconds):
                 while self.active:
@@ -177,14 +165,16 @@ FRONT: web.AppKey[Front] = web.AppKey("front", Front)
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 
 
-def make_app(client: EngineClient, config: ServerConfig | None = None, *, local: bool | None = None) -> web.Application:
-    """The application on an engine that is ready. Run it with ``handler_cancellation=True``: a client that is gone ends its request.
+def make_app(
+    served: EngineClient | Models, config: ServerConfig | None = None, *, local: bool | None = None
+) -> web.Application:
+    """The application on an engine that is ready, or on several models. Run it with ``handler_cancellation=True``: a client that is gone ends its request.
 
     Args:
         local: only this machine reaches it; nothing: where ``host`` is a loopback address.
     """
     config = config or ServerConfig()
-    front = Front(client, config, local=is_loopback(config.host.lower()) if local is None else local)
+    front = Front(served, config, local=is_loopback(config.host.lower()) if local is None else local)
     app = web.Application(middlewares=[_doors(front)], client_max_size=front.config.max_body_bytes)
     app[FRONT] = front
     routes = front.routes()
@@ -332,13 +322,15 @@ def _digest(key: str) -> bytes:
 async def serve(
     config: ServerConfig,
     engine_settings: Mapping[str, Any],
+    models: Sequence[Named] = (),
     *,
-    client: EngineClient | None = None,
+    client: EngineClient | Models | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; the exit code.
 
     Args:
+        models: several models by name, which share the settings of the engine; nothing: the one model of the settings.
         client: an engine to serve, instead of one made from the settings.
         ready: called with the address when requests are taken.
 
@@ -368,11 +360,13 @@ async def serve(
             ):  # not in the main thread: whoever runs us stops us
                 loop.add_signal_handler(name, stop)
                 stack.callback(loop.remove_signal_handler, name)
-        client = client or _client(config, engine_settings)
         runner: web.AppRunner | None = None
         finished = True
         try:
             say(f"radixrt {__version__}: loading the model")
+            if client is None and models:  # may fetch one
+                client = await asyncio.to_thread(make_models, models, config, engine_settings)
+            client = client or _client(config, engine_settings)
             await client.start()
             app = make_app(client, config, local=local)
             runner = web.AppRunner(
@@ -405,29 +399,48 @@ async def serve(
         finally:
             if runner is not None:
                 await runner.cleanup()
-            await client.close()
+            if client is not None:
+                await client.close()
             if not loaded and sys.stderr.isatty():
                 say("\x1b[?25h")  # a bar that was cut short has left the cursor hidden
         say("stopped" if finished else "stopped before all requests were finished")
     return 0
 
 
-def lines(client: EngineClient, config: ServerConfig, address: str, *, local: bool) -> list[str]:
+def lines(client: EngineClient | Models, config: ServerConfig, address: str, *, local: bool) -> list[str]:
     """What was decided, in plain words."""
-    info = client.info
-    names = ", ".join(config.served_model_names) or info.model
     key = "an API key is asked for" if config.api_key else "no API key is asked for"
     found = [
-        f"  model    {info.model}" + (f", served as {names}" if names != info.model else ""),
-        f"  dtype    {info.dtype} on {info.device}, kernels: {info.kernels}",
-        f"  context  {info.context_length:,} tokens, prompt and output together",
-        f"  pool     {info.pool_tokens:,} tokens of keys and values, for running requests and the cache",
-        f"  engine   {'in this process' if config.in_process else 'in a process of its own'}",
+        *(_models(client) if isinstance(client, Models) else _model(client, config)),
         f"  address  {address} (OpenAI's API: {address}/v1); {key}",
     ]
     if not config.api_key and not local:
         found.append("  warning  everybody who reaches this address can use the server: set --api-key")
     return [*found, "ready"]
+
+
+def _models(models: Models) -> list[str]:
+    limit = f"{gigabytes(models.limit)} and {models.most} at once"
+    return [
+        *(
+            f"  model    {one.name}: {one.info.model}, {gigabytes(one.need)} with a pool of {one.info.pool_tokens:,} tokens, "
+            f"{'loaded' if one.loaded else 'loaded when a request names it'}"
+            for one in models.residents.values()
+        ),
+        f"  limit    {limit}; a model that a request names is loaded, and for it the least recently used one is unloaded",
+    ]
+
+
+def _model(client: EngineClient, config: ServerConfig) -> list[str]:
+    info = client.info
+    names = ", ".join(config.served_model_names) or info.model
+    return [
+        f"  model    {info.model}" + (f", served as {names}" if names != info.model else ""),
+        f"  dtype    {info.dtype} on {info.device}, kernels: {info.kernels}",
+        f"  context  {info.context_length:,} tokens, prompt and output together",
+        f"  pool     {info.pool_tokens:,} tokens of keys and values, for running requests and the cache",
+        f"  engine   {'in this process' if config.in_process else 'in a process of its own'}",
+    ]
 
 
 def say(line: str) -> None:

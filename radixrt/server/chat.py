@@ -23,6 +23,7 @@ from radixrt.server.client import EngineClient
 from radixrt.server.dialects import renamed
 from radixrt.server.errors import Failure, RequestFailed
 from radixrt.server.streams import merged
+from radixrt.server.thinking import Thinking
 from radixrt.tools import (
     CallArguments,
     CallBegin,
@@ -120,8 +121,8 @@ class ChatAsk:
 
     @property
     def talks_of_tools(self) -> bool:
-        """There are tools that may be called, or calls in what was said."""
-        return bool(self.callable) or any(
+        """There are tools, or calls in what was said. (With a choice of none too: the prompt is the one that the cache holds.)"""
+        return bool(self.tools) or any(
             message.get("tool_calls") or message["role"] == "tool" for message in self.messages
         )
 
@@ -204,11 +205,18 @@ async def run_steps(client: EngineClient, ask: ChatAsk, config: Any = None) -> A
     except InvalidRequest as error:
         raise renamed(error, ask.names) from None
     try:
-        bounded = turn.reasoning is not None and ask.reasoning.budget is not None
-        async with aclosing(_each(client, ask, turn) if bounded else _together(client, ask, turn)) as steps:
-            async for step in steps:
-                if step.parts or step.logprobs or step.finish is not None:
-                    yield step
+        if turn.reasoning is not None and ask.reasoning.budget is not None:
+            async with aclosing(_each(client, ask, turn)) as steps:
+                async for step in steps:
+                    if _tells(step):
+                        yield step
+            return
+        choices: dict[int, _Choice] = {}  # all of them in one request
+        async with aclosing(_request(client, ask, turn.prompt, turn.params, ask.request_id, ask.stream)) as deltas:
+            async for delta in deltas:
+                for step in _steps(turn, ask, choices, delta):
+                    if _tells(step):
+                        yield step
     except InvalidRequest as error:
         raise named(error, ask.names) from None
 
@@ -279,10 +287,12 @@ def _prepared(client: EngineClient, ask: ChatAsk, config: Any) -> _Turn:
     ids = tokenizer.encode(text) if text else []
     if not ids:
         raise InvalidRequest("prompt", "are rendered to an empty prompt by the chat template")
+    params = ask.params
     if not tools:
+        if ask.tools and format is not None:
+            params = replace(params, logit_bias={**params.logit_bias, **_barred(format, tokenizer)})
         format = None
     after = _wanted(ask, format)
-    params = ask.params
     if after is not None:
         params = replace(params, constraint=after if reasoning is None else reasoning.before(after))
     marks = [*(format.markers if format else ()), *((reasoning.start, reasoning.end) if reasoning else ())]
@@ -290,6 +300,15 @@ def _prepared(client: EngineClient, ask: ChatAsk, config: Any) -> _Turn:
         params = replace(params, skip_special_tokens=False)  # the markers are needed
     ends = tokenizer.eos_ids | frozenset(params.stop_token_ids)
     return _Turn(tuple(ids), params, format, reasoning, after, ends, tokenizer)
+
+
+def _barred(format: ToolFormat, tokenizer: Tokenizer) -> dict[int, float]:
+    """Where the choice is none, the tools stand in the prompt all the same, as in the turns before, which the cache holds.
+
+    A mark of a call that is a token of its own is never drawn; what is written like a call without one is content.
+    """
+    ids = {tokenizer.token_id(mark) for mark in format.markers}
+    return {id: -100.0 for id in ids if id is not None}
 
 
 def _switched(ask: ChatAsk, reasoning: ReasoningFormat | None, template: str) -> dict[str, Any]:
@@ -307,7 +326,7 @@ def _rendered(client: EngineClient, ask: ChatAsk, format: ToolFormat | None, kwa
     messages, more = [dict(message) for message in ask.messages], dict[str, Any]()
     if ask.talks_of_tools:
         field = ask.names.get("prompt", "messages")
-        messages, more = template_chat(field, ask.messages, ask.callable, format, tokenizer.chat_template)
+        messages, more = template_chat(field, ask.messages, ask.tools, format, tokenizer.chat_template)
     mark = ""
     if ask.continues:  # a mark that no chat holds shows where the rendering of the last message's text ends
         mark = secrets.token_hex(16)
@@ -357,25 +376,29 @@ def _wanted(ask: ChatAsk, format: ToolFormat | None) -> Constraint | None:
 # ---- requests and their text
 
 
-async def _together(client: EngineClient, ask: ChatAsk, turn: _Turn) -> AsyncGenerator[Step, None]:
-    """All choices in one request."""
-    choices: dict[int, _Choice] = {}
-    async with aclosing(_request(client, ask, turn.prompt, turn.params, ask.request_id, ask.stream)) as deltas:
-        async for delta in deltas:
-            if ask.stream:
-                if delta.index not in choices:
-                    choices[delta.index] = _Choice(turn, ask, delta.index)
-                step = _step(turn, choices[delta.index], delta)
-                if step is not None:
-                    yield step
-            elif delta.output is not None:
-                for sample in finished(delta.output).samples:
-                    choice = _Choice(turn, ask, sample.index)
-                    parts = choice.push(sample.text) + choice.finish()
-                    usage = _usage(turn, delta.output) if sample is delta.output.samples[-1] else None
-                    finish = Finish(choice.reason(sample.finish_reason), sample.stop_reason, usage)
-                    positions = shown_positions(sample.logprobs or (), sample.finish_reason, turn.ends)
-                    yield Step(choice.index, parts, tuple(positions), finish)
+def _tells(step: Step) -> bool:
+    return bool(step.parts or step.logprobs) or step.finish is not None
+
+
+def _steps(turn: _Turn, ask: ChatAsk, choices: dict[int, _Choice], delta: OutputDelta) -> list[Step]:
+    """What a delta adds to its choice; where no stream is wanted, the last one has all of all choices."""
+    if ask.stream:
+        choice = choices.get(delta.index)
+        if choice is None:
+            choice = choices[delta.index] = _Choice(turn, ask, delta.index)
+        step = _step(turn, choice, delta)
+        return [] if step is None else [step]
+    if delta.output is None:
+        return []
+    steps: list[Step] = []
+    for sample in finished(delta.output).samples:
+        choice = _Choice(turn, ask, sample.index)
+        parts = choice.push(sample.text) + choice.finish()
+        usage = _usage(turn, delta.output) if sample is delta.output.samples[-1] else None
+        finish = Finish(choice.reason(sample.finish_reason), sample.stop_reason, usage)
+        positions = shown_positions(sample.logprobs or (), sample.finish_reason, turn.ends)
+        steps.append(Step(choice.index, parts, tuple(positions), finish))
+    return steps
 
 
 async def _each(client: EngineClient, ask: ChatAsk, turn: _Turn) -> AsyncGenerator[Step, None]:
@@ -406,7 +429,9 @@ async def _bounded(
 ) -> AsyncGenerator[Step, None]:
     """One choice: the request as it is, and where it thinks for too long another one, which goes on behind the end of the thinking."""
     name = ask.request_id if turn.params.n == 1 else f"{ask.request_id}-{at}"
-    choice, thinking = _Choice(turn, ask, at), _Thinking(turn, ask.reasoning.budget or 0)
+    assert turn.reasoning is not None
+    detokenizer = Detokenizer(turn.tokenizer, skip_special_tokens=turn.params.skip_special_tokens)
+    choice, thinking = _Choice(turn, ask, at), Thinking(turn.reasoning, detokenizer, ask.reasoning.budget or 0)
     told, cut = 0, False  # characters of the text
     first: RequestOutput | None = None
     async with aclosing(_request(client, ask, turn.prompt, params, name, True)) as deltas:
@@ -425,32 +450,41 @@ async def _bounded(
                 yield step
     if not cut:
         return
-    assert turn.reasoning is not None
-    forced = f"\n{turn.reasoning.end}\n\n"
-    ids = turn.tokenizer.encode(forced, add_special=False)
-    before = len(thinking.ids) + len(ids)
-    room = client.info.context_length - len(turn.prompt) if params.max_tokens is None else params.max_tokens
-    left = room - before
-    parts = choice.push(forced)
     cached = first.cached_tokens if first is not None else 0
-    if left < 1:
-        used = before + left  # the end was never asked for: no more of it counts than there was room for
-        usage = Usage(len(turn.prompt), used, cached, used)
-        yield Step(at, parts + choice.finish(), (), Finish(choice.reason(FinishReason.LENGTH), None, usage))
-        return
-    yield Step(at, parts)
-    least = max(0, params.min_tokens - before)
+    room = client.info.context_length - len(turn.prompt) if params.max_tokens is None else params.max_tokens
     seed = None if params.seed is None else mix(params.seed, -1)  # other draws than those of the thinking
-    params = replace(params, max_tokens=left, min_tokens=least, constraint=turn.after, seed=seed)
-    prompt = (*turn.prompt, *thinking.ids, *ids)
-    async with aclosing(_request(client, ask, prompt, params, f"{name}-answer", True)) as deltas:
-        async for delta in deltas:
-            step = _step(turn, choice, delta)
-            if step is not None and step.finish is not None and delta.output is not None:
-                usage = Usage(len(turn.prompt), before + delta.output.completion_tokens, cached, before)
-                step = replace(step, finish=replace(step.finish, usage=usage))
-            if step is not None:
-                yield step
+    used = room
+    ways = (f"\n{turn.reasoning.end}\n\n", turn.reasoning.end)  # the short one where a constraint needs every token
+    for i, forced in enumerate(ways[: 1 if turn.after is None else 2]):
+        ids = turn.tokenizer.encode(forced, add_special=False)
+        before = len(thinking.ids) + len(ids)
+        if before >= room:
+            continue
+        least = max(0, params.min_tokens - before)
+        then = replace(params, max_tokens=room - before, min_tokens=least, constraint=turn.after, seed=seed)
+        prompt, own = (*turn.prompt, *thinking.ids, *ids), f"{name}-answer{i or ''}"
+        begun = False
+        try:
+            async with aclosing(_request(client, ask, prompt, then, own, True)) as deltas:
+                async for delta in deltas:
+                    if not begun:
+                        begun = True
+                        yield Step(at, choice.push(forced))
+                    step = _step(turn, choice, delta)
+                    if step is not None and step.finish is not None and delta.output is not None:
+                        usage = Usage(len(turn.prompt), before + delta.output.completion_tokens, cached, before)
+                        step = replace(step, finish=replace(step.finish, usage=usage))
+                    if step is not None:
+                        yield step
+                return
+        except InvalidRequest:
+            if begun or turn.after is None:
+                raise
+            used = min(used, before)  # too few tokens are left for the constraint: a shorter end may leave enough
+    # the end was never asked for: no more of it counts than there was room for
+    usage = Usage(len(turn.prompt), used, cached, used)
+    parts = choice.push(turn.reasoning.end) + choice.finish()
+    yield Step(at, parts, (), Finish(choice.reason(FinishReason.LENGTH), None, usage))
 
 
 def _step(turn: _Turn, choice: _Choice, delta: OutputDelta) -> Step | None:
@@ -503,32 +537,6 @@ class _Choice:
     def _noted(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         self._called = self._called or any(isinstance(part, CallBegin) for part in parts)
         return tuple(parts)
-
-
-class _Thinking:
-    """The tokens of one choice's thinking, up to a budget."""
-
-    def __init__(self, turn: _Turn, budget: int) -> None:
-        assert turn.reasoning is not None
-        self.ids: list[int] = []
-        self.text = ""
-        self.last = 0  # tokens of the last delta that were within the budget
-        self._format, self._budget, self._over = turn.reasoning, budget, False
-        self._detokenizer = Detokenizer(turn.tokenizer, skip_special_tokens=turn.params.skip_special_tokens)
-
-    def push(self, delta: OutputDelta) -> bool:
-        """Whether the budget is spent, and the thinking goes on."""
-        if self._over:
-            return False
-        seen, start, end = len(self.text), self._format.start, self._format.end
-        within = delta.token_ids[: self._budget - len(self.ids)]
-        self.last = len(within)
-        self.ids += within
-        self.text += self._detokenizer.push(within)
-        said = self.text.lstrip()[: len(start)]
-        talks = not self._format.starts_open and not start.startswith(said)
-        self._over = talks or self.text.find(end, max(0, seen - len(end))) >= 0 or delta.finish_reason is not None
-        return not self._over and len(self.ids) >= self._budget
 
 
 def _usage(turn: _Turn, output: RequestOutput) -> Usage:

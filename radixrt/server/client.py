@@ -27,6 +27,7 @@ class EngineInfo:
     Fields:
         model: its name. context_length: longest prompt + output. pool_tokens: tokens the KV pool holds.
         settings: ``EngineConfig`` as a mapping. dtype, device, kernels: as decided. embedding_size: numbers of an embedding.
+        memory: bytes that the engine takes, with its whole pool; 0: not measured.
     """
 
     model: str
@@ -38,6 +39,7 @@ class EngineInfo:
     settings: Mapping[str, Any]
     kernels: str = "torch"
     embedding_size: int = 0
+    memory: int = 0
 
 
 class ProgramLink(Protocol):

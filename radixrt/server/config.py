@@ -41,6 +41,20 @@ class ServerConfig:
         "localhost and loopback addresses (what a page of another site makes of its own name is refused), else any",
     )
     served_model_name: Sequence[str] = _setting((), "name of the model in the API, nothing: its own")
+    preload: Sequence[str] = _setting((), "name of a model to load at the start; nothing: the first of several")
+    models_memory: float | None = _setting(
+        None,
+        "gigabytes that several models may take together; the least recently used one is unloaded for another; nothing: 80 % of free memory",
+    )
+    max_loaded_models: int | None = _setting(
+        None, "most of several models that are loaded at once; nothing: as many as fit"
+    )
+    idle_unload: float | None = _setting(
+        None, "a model that nobody has used for this long is unloaded; nothing: it stays until its room is needed"
+    )
+    model_timeout: float = _setting(
+        300.0, "a request whose model is not loaded after this, or has no room, is ended with 503"
+    )
     chat_template_kwargs: str = _setting("{}", "JSON object of values that every chat's template gets")
     tool_call_parser: str = _setting(
         "auto", "how the model writes calls of tools; auto: as its chat template says, none: calls stay text"
@@ -107,8 +121,13 @@ class ServerConfig:
             "stream_keepalive",
             "websocket_idle",
             "health_timeout",
+            "model_timeout",
         ):
             put(name, number(name, getattr(self, name), 0.0, _LONGEST, above=True))
+        for name, above in (("models_memory", True), ("idle_unload", False)):
+            if getattr(self, name) is not None:
+                put(name, number(name, getattr(self, name), 0.0, _LONGEST, above=above))
+        put("max_loaded_models", integer("max_loaded_models", self.max_loaded_models, 1, _MOST, optional=True))
         put("drain_seconds", number("drain_seconds", self.drain_seconds, 0.0, _LONGEST))
         for name in ("access_log", "embeddings", "in_process"):
             flag(name, getattr(self, name))
@@ -118,7 +137,7 @@ class ServerConfig:
         if not isinstance(self.host, str) or not self.host.strip() or "\0" in self.host:
             raise InvalidRequest("host", f"={shown(self.host)}: must be an address or a name of this machine")
         put("api_key", _keys(self.api_key))
-        for name in ("allowed_hosts", "served_model_name", "cors_origins"):
+        for name in ("allowed_hosts", "served_model_name", "cors_origins", "preload"):
             put(name, strings(name, getattr(self, name)))
         for host in self.allowed_hosts:
             if host != "*" and named(host) != host.lower():

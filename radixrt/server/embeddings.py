@@ -130,22 +130,12 @@ class Embeddings:
 
     async def embeddings(self, request: web.Request) -> web.Response:
         data, model, headers = await self._read(request, EMBEDDINGS)
-        if not getattr(self._config, "embeddings", True):
-            problem = f"model={shown(model)}: gives no embeddings: the server was started with embeddings off, the model is not fit for them"
-            raise RequestFailed(Failure(400, problem, "model", "model_unfit"))
         encoding = data.get("encoding_format", "float")
         if encoding not in ("float", "base64"):
             raise InvalidRequest("encoding_format", f"={shown(encoding)}: must be float or base64")
         pooling = check_pooling(data.get("pooling", POOLINGS[0]))
         normalize = flag("normalize", data.get("normalize", True))
-        size = self._dimensions(data)
-        salt = _salt(data)
-        prompts = await self._prompts(data.get("input"))
-        outputs = await self._all(
-            [self._gate.embed(ids, pooling, request_id=uuid.uuid4().hex, cache_salt=salt) for ids in prompts], "input"
-        )
-        vectors = [_vector(output, size, normalize) for output in outputs]
-        tokens = sum(output.prompt_tokens for output in outputs)
+        vectors, tokens, cached = await self.vectors(data, model, pooling, normalize)
         return _json(
             {
                 "object": "list",
@@ -154,10 +144,29 @@ class Embeddings:
                     for i, vector in enumerate(vectors)
                 ],
                 "model": model,
-                "usage": _usage(tokens, sum(output.cached_tokens for output in outputs)),
+                "usage": _usage(tokens, cached),
             },
             headers,
         )
+
+    async def vectors(
+        self, data: Mapping[str, Any], model: str, pooling: str = POOLINGS[0], normalize: bool = True
+    ) -> tuple[list[npt.NDArray[np.float32]], int, int]:
+        """Of ``input``'s texts the vectors, of as many ``dimensions`` as are wanted; tokens that were read, and of these the cached ones.
+
+        Raises:
+            InvalidRequest: names the field. RequestFailed: also where the model is not fit for vectors.
+        """
+        if not getattr(self._config, "embeddings", True):
+            problem = f"model={shown(model)}: gives no embeddings: the server was started with embeddings off, the model is not fit for them"
+            raise RequestFailed(Failure(400, problem, "model", "model_unfit"))
+        size, salt = self._dimensions(data), _salt(data)
+        prompts = await self._prompts(data.get("input"))
+        outputs = await self._all(
+            [self._gate.embed(ids, pooling, request_id=uuid.uuid4().hex, cache_salt=salt) for ids in prompts], "input"
+        )
+        vectors = [_vector(output, size, normalize) for output in outputs]
+        return vectors, sum(one.prompt_tokens for one in outputs), sum(one.cached_tokens for one in outputs)
 
     async def score(self, request: web.Request) -> web.Response:
         """How relevant ``text_2`` is to ``text_1``: one to many, or pair by pair."""

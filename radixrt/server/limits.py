@@ -106,13 +106,10 @@ class Gate:
             deltas=wanted,
         )
         last: dict[int, float] = {}  # when a sample's last tokens came
-        waits, done = True, False
+        done = False
         try:
-            while not done:
-                delta = await self._next(source, waits=waits)
-                if delta is None:
-                    break
-                waits = False
+            delta = await self._first(source)
+            while delta is not None:
                 now = time.perf_counter()
                 if delta.token_ids and wanted:
                     if not last:
@@ -126,6 +123,7 @@ class Gate:
                     self._ended(delta.output, now - began, measured=wanted)
                 if deltas or done:
                     yield delta
+                delta = None if done else await anext(source, None)
         except InvalidRequest:
             done = True  # it never began
             raise
@@ -135,11 +133,9 @@ class Gate:
                 metrics.finished["gone"] += samples
             await source.aclose()
 
-    async def _next(self, source: AsyncGenerator[OutputDelta, None], *, waits: bool) -> OutputDelta | None:
+    async def _first(self, source: AsyncGenerator[OutputDelta, None]) -> OutputDelta | None:
         most = self._config.queue_timeout
         try:
-            if not waits:
-                return await anext(source, None)
             async with asyncio.timeout(most):
                 return await anext(source, None)
         except TimeoutError:
@@ -208,6 +204,9 @@ async def receive(request: web.Request, seconds: float) -> None:
         web.RequestPayloadError: it does not come as its headers say.
         web.HTTPRequestEntityTooLarge: it is larger than ``max_body_bytes``.
     """
+    if request.content.is_eof():  # it came with its head: nothing of it can be late
+        await request.read()
+        return
     try:
         async with asyncio.timeout(seconds):
             await request.read()
@@ -262,6 +261,18 @@ def check_fields(owner: str, data: dict[str, Any], valid: Sequence[str]) -> None
     for name in data:
         if name not in valid:
             raise UnknownField(shown(name).strip("'\""), f": {owner} has no such field{nearest(name, valid)}")
+
+
+def check_model(name: Any, config: ServerConfig, client: EngineClient) -> None:
+    """Raises RequestFailed where a request names another model than the one that answers it."""
+    if name is None:
+        return
+    if not isinstance(name, str):
+        raise InvalidRequest("model", f"={shown(name)}: must be a string")
+    names = config.served_model_names or (client.info.model,)
+    if name not in names:
+        problem = f"model={shown(name)}: is not served here{nearest(name, names)}"
+        raise RequestFailed(Failure(404, problem, "model", "model_not_found"))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from os import fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixrt.engine.inputs import Prompt
@@ -53,7 +54,22 @@ def info_of(engine: Engine) -> EngineInfo:
         settings=settings,
         kernels=model.kernels,
         embedding_size=engine.embedding_size,
+        memory=_taken(model.device, model.pool_tokens * model.kv_bytes_per_token),
     )
+
+
+def _taken(device: str, pool: int) -> int:
+    """Bytes that this process has taken or will take; the pool's memory counts whole, though it is touched only as it is used."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.memory_reserved())
+    try:  # not the files that are mapped: the system takes those pages back when it wants to
+        lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
+        sizes = dict(line.split(":", 1) for line in lines if line.startswith(("RssAnon", "RssShmem")))
+        return sum(int(size.split()[0]) * 1024 for size in sizes.values()) + pool if sizes else 0
+    except (OSError, ValueError):  # another system
+        return 0
 
 
 def stats_of(engine: Engine, programs: Programs) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -40,6 +40,8 @@ _GAUGES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("hit_rate", "Share of prompt tokens found in the cache", "radixrt_hit_rate", ("sglang:cache_hit_rate",)),
     ("optimal_hit_rate", "What a cache that forgets nothing would reach", "radixrt_optimal_hit_rate", ()),
     ("programs", "Programs that are open", "radixrt_programs_running", ()),
+    ("leases", "Programs that wait for a tool while their KV is kept", "radixrt_leases", ()),
+    ("leased_tokens", "Tokens of the KV pool that are kept for them", "radixrt_leased_tokens", ()),
     ("up", "1: the engine answers", "radixrt_engine_up", ()),
 )  # fmt: skip
 _COUNTERS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
@@ -67,6 +69,11 @@ _COUNTERS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("forced_tokens", "Generated tokens that a constraint forced", "radixrt_forced_tokens", ()),
     ("evicted_tokens", "Tokens evicted from the cache", "radixrt_evicted_tokens", ()),
     ("preemptions", "Preemptions", "radixrt_preemptions", ("vllm:num_preemptions",)),
+    ("leases_granted", "Leases: KV kept while a program waited for a tool", "radixrt_leases_granted", ()),
+    ("leases_resumed", "Leases whose program came back in time", "radixrt_leases_resumed", ()),
+    ("leases_expired", "Leases whose tool took longer than foretold", "radixrt_leases_expired", ()),
+    ("leases_given_up", "Leases given up because others needed the room", "radixrt_leases_given_up", ()),
+    ("leases_refused", "Leases refused for want of room", "radixrt_leases_refused", ()),
     ("steps", "Steps of the engine", "radixrt_steps", ()),
 )
 
@@ -161,7 +168,12 @@ class Metrics:
     # ---- what is told
 
     async def text(self, timeout: float = 10.0) -> bytes:
-        """What ``GET /metrics`` answers; an engine that does not say anything in time is down, and its totals are left out."""
+        """What ``GET /metrics`` answers."""
+        await self.refresh(timeout)
+        return generate_latest(self.registry)
+
+    async def refresh(self, timeout: float = 10.0) -> None:
+        """Ask the engine; one that does not say anything in time is down, and its totals are left out."""
         try:
             async with asyncio.timeout(timeout):
                 stats: dict[str, Any] = dict(await self._client.stats())
@@ -171,9 +183,8 @@ class Metrics:
             held = stats.get("pool_used", 0) - stats.get("pool_evictable", 0)
             share = held / max(1, stats.get("pool_tokens", 1))
             self._engine = {**stats, "held": held, "usage": share, "up": 1 if self._client.healthy else 0}
-        return generate_latest(self.registry)
 
-    def _collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
         names, label = ["model_name"], [self._model or self._client.info.model]
         for key, what, name, others in _GAUGES:
             for one in (name, *others) if key in self._engine else ():
@@ -230,12 +241,36 @@ class Metrics:
         yield counter
 
 
+def exposition(sources: Iterable[Iterable[Metric]]) -> bytes:
+    """The figures of several sources, each metric with the samples of all."""
+    found: dict[str, Metric] = {}
+    for source in sources:
+        for metric in source:
+            known = found.setdefault(metric.name, metric)
+            if known is not metric:
+                known.samples.extend(metric.samples)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Gathered(list(found.values())))
+    return generate_latest(registry)
+
+
+class _Gathered(Collector):
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+
 class _Source(Collector):
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        return self._metrics._collect()
+        return self._metrics.collect()
 
     def describe(self) -> list[Metric]:
         return []

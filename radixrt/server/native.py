@@ -31,7 +31,7 @@ from radixrt.server.chat import CHARS_PER_TOKEN
 from radixrt.server.config import ServerConfig
 from radixrt.server.dialects import substring_of
 from radixrt.server.errors import Failure, RequestFailed, UnknownField, failure_of, ignored
-from radixrt.server.limits import Gate, check_fields, read_object
+from radixrt.server.limits import Gate, check_fields, check_model, read_object
 from radixrt.server.streams import DONE, EventStream, merged
 
 T = TypeVar("T")
@@ -48,10 +48,11 @@ GENERATE = (
     "rid",
     "priority",
     "cache_salt",
+    "model",
 )
 TOKENIZE = ("prompt", "text", "messages", "add_special_tokens", "add_generation_prompt", "return_token_strs", "model")  # fmt: skip
 DETOKENIZE = ("tokens", "skip_special_tokens", "model")  # fmt: skip
-SCORE = ("prompt", "input_ids", "choices", "method", "temperature", "seed", "cache_salt")  # fmt: skip
+SCORE = ("prompt", "input_ids", "choices", "method", "temperature", "seed", "cache_salt", "model")  # fmt: skip
 # SGLang's names of sampling parameters, and ours; our own names are taken as well.
 _RENAMED = {
     "max_new_tokens": "max_tokens",
@@ -118,6 +119,7 @@ class Native:
 
     def _unknown(self, owner: str, data: dict[str, Any], valid: Sequence[str]) -> dict[str, str]:
         """Refuse unknown fields, or take them out and say so in a header."""
+        check_model(data.get("model"), self._config, self._gate)
         if self._config.unknown_fields == "refuse":
             check_fields(owner, data, valid)
             return {}

@@ -24,7 +24,7 @@ from aiohttp import web
 from radixrt import __version__
 from radixrt.checks import flag
 from radixrt.engine.inputs import to_tokens
-from radixrt.errors import InvalidRequest, ModelError
+from radixrt.errors import InvalidRequest, ModelError, shown
 from radixrt.request import FinishReason, PositionLogprobs
 from radixrt.server.chat import (
     CallArguments,
@@ -42,15 +42,29 @@ from radixrt.server.chat import (
     run_steps,
     shown_positions,
 )
+from radixrt.server.embeddings import Embeddings
 from radixrt.server.errors import Failure, warning
 from radixrt.server.limits import Gate
-from radixrt.server.ollama_requests import CHAT, GENERATE, OPTIONS, ROLES, SHOW, Asked, Rules, named_model, read_turn
+from radixrt.server.ollama_requests import (
+    CHAT,
+    EMBED,
+    EMBEDDINGS,
+    GENERATE,
+    OPTIONS,
+    ROLES,
+    SHOW,
+    Asked,
+    Rules,
+    named_model,
+    read_turn,
+)
 from radixrt.server.openai_requests import EFFORTS
 from radixrt.server.openai_responses import chat_logprobs
-from radixrt.server.turns import Witness, body_schema, described, json_answer, known, read, stream
+from radixrt.server.turns import Witness, body_schema, described, json_answer, known, read, stream, text
 from radixrt.tools import choose_reasoning_format, choose_tool_format
 
 _NEVER = "0001-01-01T00:00:00Z"  # as Go writes no time
+UNLOADS: web.RequestKey[bool] = web.RequestKey("unloads", bool)  # the model is unloaded behind the request
 _NDJSON = {"Content-Type": "application/x-ndjson"}
 
 
@@ -60,6 +74,8 @@ def routes(gate: Gate, config: Any) -> list[web.RouteDef]:
     return [
         web.post("/api/chat", here.chat),
         web.post("/api/generate", here.generate),
+        web.post("/api/embed", here.embed),
+        web.post("/api/embeddings", here.embeddings),
         web.post("/api/show", here.show),
         web.get("/api/tags", here.tags),
         web.get("/api/ps", here.ps),
@@ -72,7 +88,14 @@ def error_body(failure: Failure) -> dict[str, Any]:
     return {"error": failure.message}
 
 
-ERRORS = dict.fromkeys(("/api/chat", "/api/generate", "/api/show", "/api/tags", "/api/ps", "/api/version"), error_body)
+def unloaded(model: str, *, chats: bool) -> web.Response:
+    """The answer to a request that unloads a model which is not loaded."""
+    said = {"message": {"role": "assistant", "content": ""}} if chats else {"response": ""}
+    return json_answer({"model": model, "created_at": _moment(), **said, "done": True, "done_reason": "unload"})
+
+
+_PATHS = ("chat", "generate", "embed", "embeddings", "show", "tags", "ps", "version")
+ERRORS = dict.fromkeys((f"/api/{name}" for name in _PATHS), error_body)
 
 
 class Ollama:
@@ -84,6 +107,7 @@ class Ollama:
 
     def __init__(self, gate: Gate, config: Any) -> None:
         self._gate, self._config = gate, config
+        self._vectors = Embeddings(gate, config)
         self._began = _moment()
         self._file: dict[str, Any] | None = None
 
@@ -99,7 +123,8 @@ class Ollama:
 
     async def _answer(self, request: web.Request, asked: Asked, began: float) -> web.StreamResponse:
         if asked.idle:
-            return json_answer({**_line(asked, []), "done": True, "done_reason": "load"}, asked.warnings)
+            reason = "unload" if request.get(UNLOADS) else "load"
+            return json_answer({**_line(asked, []), "done": True, "done_reason": reason}, asked.warnings)
         witness = Witness(self._gate, asked.context)
         steps = self._raw(asked, witness) if asked.raw else run_steps(witness.client, asked.ask, self._config)
         told = _Told(asked, witness, self._gate.tokenizer, began)
@@ -147,6 +172,60 @@ class Ollama:
                         yield Step(0, (Content(told),) if told else (), tuple(shown), finish)
         except InvalidRequest as error:
             raise named(error, ask.names) from None
+
+    # ---- vectors
+
+    async def embed(self, request: web.Request) -> web.Response:
+        """A vector of length 1 for each text; a text that is too long is refused, whatever ``truncate`` says."""
+        began = time.perf_counter()
+        name, fields, warnings = await self._embedded(request, EMBED)
+        flag("truncate", fields.pop("truncate", True))
+        if "dimensions" in fields:
+            fields["truncate_dimensions"] = True
+        vectors, tokens = await self._vectors_of(name, fields, True)
+        return json_answer(
+            {
+                "model": name,
+                "embeddings": vectors,
+                "total_duration": _nanoseconds(time.perf_counter() - began),
+                "load_duration": 0,
+                "prompt_eval_count": tokens,
+            },
+            warnings,
+        )
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        """The vector of one text as it is; the way of older clients."""
+        name, fields, warnings = await self._embedded(request, EMBEDDINGS)
+        fields["input"] = "" if "prompt" not in fields else text("prompt", fields.pop("prompt"))
+        try:
+            vectors, _ = await self._vectors_of(name, fields, False)
+        except InvalidRequest as error:
+            own = error.field.startswith("input")
+            raise InvalidRequest("prompt", str(error)[len(error.field) :]) if own else error from None
+        return json_answer({"embedding": vectors[0] if vectors else []}, warnings)
+
+    async def _embedded(self, request: web.Request, valid: Sequence[str]) -> tuple[str, dict[str, Any], list[str]]:
+        """The model's name, the fields that a vector depends on, and warnings."""
+
+        def reader(body: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
+            fields, warnings = known("an embedding", body, valid, {}, self._config.unknown_fields == "warn")
+            name = named_model(fields.pop("model", None), self._names)
+            options = fields.pop("options", {})
+            if not isinstance(options, Mapping):
+                raise InvalidRequest("options", f"={shown(options)}: must be an object")
+            warnings += [f"options.{shown(key)} was ignored: it says nothing of a vector" for key in list(options)[:16]]
+            fields.pop("keep_alive", None)
+            return name, fields, warnings
+
+        return await read(request, reader)
+
+    async def _vectors_of(self, name: str, fields: Mapping[str, Any], normalize: bool) -> tuple[list[list[float]], int]:
+        """The vectors; none for no text, which only loads the model."""
+        if fields.get("input", "") in ("", []):
+            return [], 0
+        vectors, tokens, _ = await self._vectors.vectors(fields, name, normalize=normalize)
+        return [vector.tolist() for vector in vectors], tokens
 
     # ---- models
 
@@ -418,8 +497,16 @@ def describe() -> dict[str, Any]:
         "cache_salt": {"type": "string", "maxLength": 1024},
     }
     lines = "application/x-ndjson"
+    embedded = types | {
+        "input": {"anyOf": [words, {"type": "array", "items": words}]},
+        "dimensions": {"type": "integer", "minimum": 1},
+        "truncate": flags,
+        "options": some,
+    }
     return {
         "/api/chat": described("Answer a chat (Ollama)", body_schema(CHAT, types, "model"), lines),
+        "/api/embed": described("A vector for each text (Ollama)", body_schema(EMBED, embedded, "model")),
+        "/api/embeddings": described("A vector for a text (Ollama)", body_schema(EMBEDDINGS, embedded, "model")),
         "/api/generate": described("Answer or continue a text (Ollama)", body_schema(GENERATE, types, "model"), lines),
         "/api/show": described("What a model is (Ollama)", body_schema(SHOW, types)),
         "/api/tags": described("The names that the model is served as (Ollama)", None),

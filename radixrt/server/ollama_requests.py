@@ -29,6 +29,8 @@ _COMMON = ("model", "stream", "format", "options", "keep_alive", "think", "logpr
 CHAT = ("messages", "tools", *_COMMON)
 GENERATE = ("prompt", "system", "raw", "context", "images", *_COMMON)
 SHOW = ("model", "name", "verbose")
+EMBED = ("model", "input", "dimensions", "truncate", "options", "keep_alive", "cache_salt")
+EMBEDDINGS = ("model", "prompt", "options", "keep_alive", "cache_salt")
 # Fields that models served here cannot do, and the values that ask for nothing.
 LATER: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),

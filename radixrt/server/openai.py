@@ -11,16 +11,15 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from radixrt.errors import InvalidRequest, nearest, shown
 from radixrt.request import FinishReason, OutputDelta, RequestOutput
-from radixrt.server.chat import Step, finished, named, off_loop, run_steps, weight
+from radixrt.server.chat import Content, Step, finished, named, off_loop, run_steps, weight
 from radixrt.server.client import EngineClient
 from radixrt.server.errors import Failure, RequestFailed, answer, error_response, failure_of, warning
 from radixrt.server.openai_requests import Job, Rules, read_body, read_chat, read_completion, rules_of, tokens_of
@@ -30,7 +29,8 @@ from radixrt.server.streams import DONE, EventStream, merged
 _KEEPALIVE = 15.0  # seconds
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Read = Callable[[Mapping[str, Any], Rules], Job]
+Read = Callable[[Mapping[str, Any], Rules, str], Job]
+T = TypeVar("T")
 
 
 def routes(client: EngineClient, config: Any) -> list[web.RouteDef]:
@@ -93,24 +93,22 @@ async def _answer(
         raise RequestFailed(Failure(415, problem, None, "unsupported_media_type"))
     data = await request.read()
     body = await off_loop(len(data), lambda: read_body(data))
-    job = await off_loop(weight(data, body), lambda: read(body, rules))
-    name = prefix + uuid.uuid4().hex
+    job = await off_loop(weight(data, body), lambda: read(body, rules, prefix + uuid.uuid4().hex))
     headers = warning(job.warnings)
     keepalive: float = getattr(config, "stream_keepalive", _KEEPALIVE)
     if job.ask is not None:
-        ask = replace(job.ask, request_id=name)
-        echoed = str(ask.messages[-1]["content"]) if job.echo else ""
-        chat = ChatAnswer(name, int(time.time()), job, client.tokenizer, echoed)
-        steps = run_steps(client, ask, config)
+        echoed = str(job.ask.messages[-1]["content"]) if job.echo else ""
+        chat = ChatAnswer(job.id, int(time.time()), job, client.tokenizer, echoed)
+        steps = run_steps(client, job.ask, config)
         if job.stream:
-            return await _streamed(request, headers, keepalive, _chat_chunks(chat, steps))
+            return await _streamed(request, headers, keepalive, steps, _chat_teller(chat), {})
         async with aclosing(steps):
             return _json(chat.body([step async for step in steps]), headers)
     prompts = await off_loop(job.characters, lambda: tokens_of(job, client.tokenizer, client.info.context_length))
-    made = Answer(name, int(time.time()), job, client.tokenizer, _echoed(job, client))
-    deltas = _deltas(client, job, prompts, name)
+    made = Answer(job.id, int(time.time()), job, client.tokenizer, _echoed(job, client))
+    deltas = _deltas(client, job, prompts)
     if job.stream:
-        return await _streamed(request, headers, keepalive, _chunks(made, deltas, len(prompts)))
+        return await _streamed(request, headers, keepalive, deltas, _teller(made, len(prompts)), job.names)
     outputs: list[RequestOutput | None] = [None] * len(prompts)
     async with aclosing(deltas):
         try:
@@ -123,65 +121,82 @@ async def _answer(
 
 
 async def _streamed(
-    request: web.Request, headers: Mapping[str, str], keepalive: float, chunks: AsyncGenerator[bytes, None]
+    request: web.Request,
+    headers: Mapping[str, str],
+    keepalive: float,
+    items: AsyncGenerator[T, None],
+    told: Callable[[T], bytes],
+    names: Mapping[str, str],
 ) -> web.StreamResponse:
-    """Tell the chunks; what goes wrong before the first is raised."""
-    async with aclosing(chunks), EventStream(request, headers, keepalive) as events:
+    """Tell the items as they come; what goes wrong before anything is told is raised.
+
+    Args:
+        told: the events of an item; they may be none. names: what the body calls the fields that the engine finds fault with.
+    """
+    async with aclosing(items), EventStream(request, headers, keepalive) as events:
         last = DONE
         try:
-            async for data in chunks:
-                await events.write(data)
+            async for item in items:
+                data = told(item)
+                if data:
+                    await events.write(data)
         except ConnectionResetError:
             raise
         except Exception as error:
+            problem = named(error, names) if isinstance(error, InvalidRequest) else error
             if not events.begun:
-                raise
-            last = event(failure_of(error).body) + DONE
+                raise problem from None
+            last = event(failure_of(problem).body) + DONE
         return await events.end(last)
 
 
-async def _chat_chunks(made: ChatAnswer, steps: AsyncGenerator[Step, None]) -> AsyncGenerator[bytes, None]:
-    opened: set[int] = set()
-    async with aclosing(steps):
-        async for step in steps:
-            opening = b"" if step.choice in opened else made.opening(step.choice)
-            opened.add(step.choice)
-            yield opening + made.piece(step)
-            if step.finish is not None and step.finish.usage is not None:
-                closing = made.closing(step.finish.usage)
-                if closing:
-                    yield closing
+def _chat_teller(made: ChatAnswer) -> Callable[[Step], bytes]:
+    frames: dict[int, tuple[bytes, bytes]] = {}  # of the choices that were opened
+
+    def told(step: Step) -> bytes:
+        frame = frames.get(step.choice)
+        if frame is None:
+            frames[step.choice] = made.frame(step.choice)
+            data = made.opening(step.choice) + made.piece(step)
+        elif step.finish is None and len(step.parts) == 1 and isinstance(step.parts[0], Content) and not step.logprobs:
+            return frame[0] + msgspec.json.encode(step.parts[0].text) + frame[1]  # nearly all are: as ``piece`` says it
+        else:
+            data = made.piece(step)
+        if step.finish is not None and step.finish.usage is not None:
+            data += made.closing(step.finish.usage)
+        return data
+
+    return told
 
 
-async def _chunks(
-    made: Answer, deltas: AsyncGenerator[tuple[int, OutputDelta], None], prompts: int
-) -> AsyncGenerator[bytes, None]:
+def _teller(made: Answer, prompts: int) -> Callable[[tuple[int, OutputDelta]], bytes]:
     n = made.job.params.n
     outputs: list[RequestOutput | None] = [None] * prompts
     offsets = [made.offsets(i // n) for i in range(prompts * n)] if made.job.params.logprobs is not None else []
     opened = [False] * (prompts * n)
-    async with aclosing(deltas):
-        try:
-            async for at, delta in deltas:
-                if delta.output is not None:
-                    outputs[at] = finished(delta.output)
-                if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                    continue  # the last delta of the request says why
-                choice = at * n + delta.index
-                data = b"" if opened[choice] else made.opening(choice, at)
-                opened[choice] = True
-                data += made.piece(choice, delta, offsets[choice] if offsets else None)
-                if data:
-                    yield data
-        except InvalidRequest as error:
-            raise named(error, made.job.names) from None
-    closing = made.closing([output for output in outputs if output is not None])
-    if closing:
-        yield closing
+
+    def told(item: tuple[int, OutputDelta]) -> bytes:
+        at, delta = item
+        if delta.output is not None:
+            outputs[at] = finished(delta.output)
+        data = b""
+        if delta.finish_reason not in (
+            FinishReason.ABORT,
+            FinishReason.ERROR,
+        ):  # the last delta of the request says why
+            choice = at * n + delta.index
+            data = b"" if opened[choice] else made.opening(choice, at)
+            opened[choice] = True
+            data += made.piece(choice, delta, offsets[choice] if offsets else None)
+        if delta.output is not None and None not in outputs:
+            data += made.closing([output for output in outputs if output is not None])
+        return data
+
+    return told
 
 
 def _deltas(
-    client: EngineClient, job: Job, prompts: Sequence[Sequence[int]], name: str
+    client: EngineClient, job: Job, prompts: Sequence[Sequence[int]]
 ) -> AsyncGenerator[tuple[int, OutputDelta], None]:
     """The deltas of all prompts as they come, with the prompt's number."""
     return merged(
@@ -189,7 +204,7 @@ def _deltas(
             client.stream(
                 prompt,
                 job.params,
-                request_id=name if len(prompts) == 1 else f"{name}-{at}",
+                request_id=job.id if len(prompts) == 1 else f"{job.id}-{at}",
                 priority=job.priority,
                 cache_salt=job.cache_salt,
                 deltas=job.stream,

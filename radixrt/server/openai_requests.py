@@ -7,7 +7,7 @@ the model (vocabulary, context, whether a constraint compiles) is judged by the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -87,6 +87,7 @@ CHAT = (
     *IGNORED,
 )
 COMPLETION = (*_COMMON, "prompt", "best_of", "suffix", *IGNORED)
+_CHAT, _COMPLETION = dict.fromkeys(CHAT), dict.fromkeys(COMPLETION)  # in order, and found at once
 # Fields of the API that a later version will have, and the values that ask for nothing.
 LATER: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
@@ -154,7 +155,7 @@ class Job:
     """A request that was read.
 
     Fields:
-        prompts: of completions, texts or token ids. ask: of a chat, all there is to it.
+        id: of the answer, and of its request in the engine. prompts: of completions, texts or token ids. ask: of a chat, all there is to it.
         params: of each prompt. echo: the prompt, or the message that is continued, comes before the text.
         names: fields of ``SamplingParams`` that the body has other names for. warnings: about fields that are not known.
     """
@@ -162,6 +163,7 @@ class Job:
     kind: Literal["chat", "completion"]
     model: str
     params: SamplingParams
+    id: str = ""
     prompts: tuple[Any, ...] = ()
     ask: ChatAsk | None = None
     stream: bool = False
@@ -198,13 +200,13 @@ def read_body(data: bytes) -> dict[str, Any]:
     return body
 
 
-def read_chat(body: Mapping[str, Any], rules: Rules) -> Job:
-    """The job of a body of ``/v1/chat/completions``.
+def read_chat(body: Mapping[str, Any], rules: Rules, id: str = "") -> Job:
+    """The job of a body of ``/v1/chat/completions``; ``id``: what it is to be called.
 
     Raises:
         InvalidRequest, RequestFailed: names the field and its value, and says what would be right.
     """
-    body, warnings = _known(body, CHAT, "chat/completions", rules)
+    body, warnings = _known(body, _CHAT, "chat/completions", rules)
     names: dict[str, str] = {"prompt": "messages"}
     messages = read_messages("messages", body.get("messages"), warn=rules.warn)
     continues = _flag(body, "continue_final_message")
@@ -247,6 +249,7 @@ def read_chat(body: Mapping[str, Any], rules: Rules) -> Job:
     ask = ChatAsk(
         messages=messages,
         params=params,
+        request_id=id,
         tools=tools,
         choice=choice,
         parallel=_flag(body, "parallel_tool_calls", True),
@@ -260,7 +263,7 @@ def read_chat(body: Mapping[str, Any], rules: Rules) -> Job:
         cache_salt=way["cache_salt"],
         names=names,
     )
-    return Job("chat", ask.model, params, ask=ask, echo=echo, names=names, warnings=warnings, **way)
+    return Job("chat", ask.model, params, id, ask=ask, echo=echo, names=names, warnings=warnings, **way)
 
 
 def _reasoning(body: Mapping[str, Any], template: dict[str, Any]) -> ReasoningAsk:
@@ -283,9 +286,9 @@ def _reasoning(body: Mapping[str, Any], template: dict[str, Any]) -> ReasoningAs
     return ReasoningAsk(on, budget, _flag(body, "separate_reasoning", True))
 
 
-def read_completion(body: Mapping[str, Any], rules: Rules) -> Job:
-    """The job of a body of ``/v1/completions``; raises what ``read_chat`` raises."""
-    body, warnings = _known(body, COMPLETION, "completions", rules)
+def read_completion(body: Mapping[str, Any], rules: Rules, id: str = "") -> Job:
+    """The job of a body of ``/v1/completions``; takes and raises what ``read_chat`` does."""
+    body, warnings = _known(body, _COMPLETION, "completions", rules)
     names: dict[str, str] = {}
     if body.get("suffix"):
         raise InvalidRequest("suffix", f"={shown(body['suffix'])}: models served here do not fill in; leave it out")
@@ -306,6 +309,7 @@ def read_completion(body: Mapping[str, Any], rules: Rules) -> Job:
         "completion",
         _model(body, rules),
         params,
+        id,
         prompts=_prompts(body.get("prompt"), rules.prompts),
         echo=echo,
         names=names,
@@ -333,20 +337,27 @@ def _numbered(at: int, prompt: Any, tokenizer: Tokenizer, context: int) -> list[
 
 
 def _known(
-    body: Mapping[str, Any], valid: Sequence[str], owner: str, rules: Rules
+    body: Mapping[str, Any], valid: Mapping[str, None], owner: str, rules: Rules
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The fields of a body that are not null; refuses, or warns about, those that nobody knows."""
     known: dict[str, Any] = {}
     warnings: list[str] = []
     for name, value in body.items():
-        if name in LATER:
+        if name in valid:
+            if value is None:
+                continue
+            if name in IGNORED and not isinstance(value, IGNORED[name]):
+                what = {str: "a string", dict: "an object", bool: "true or false"}[IGNORED[name][0]]
+                raise InvalidRequest(name, f"={shown(value)}: must be {what}")
+            known[name] = value
+        elif name in LATER:
             if value is not None and value not in LATER[name]:
                 raise InvalidRequest(name, f"={shown(value)}: is not supported yet; a later version has it")
         elif name in _OLD:
             if value is not None and value not in _OLD[name]:
                 new = "tools" if name == "functions" else "tool_choice"
                 raise InvalidRequest(name, f"={shown(value)}: is of the past; use {new}")
-        elif name in _CHATS and name not in valid:
+        elif name in _CHATS:
             if value is not None and value not in _CHATS[name]:
                 raise InvalidRequest(name, f"={shown(value)}: goes to /v1/chat/completions")
         elif name == "chat_template":
@@ -354,18 +365,12 @@ def _known(
                 raise InvalidRequest(
                     name, "cannot come with a request: the server has the model's, or its operator's own"
                 )
-        elif name not in valid:
+        else:
             warnings += _unknown(owner, name, valid, rules)
-        elif value is not None:
-            known[name] = value
-    for name, types in IGNORED.items():
-        if name in known and not isinstance(known[name], types):
-            what = {str: "a string", dict: "an object", bool: "true or false"}[types[0]]
-            raise InvalidRequest(name, f"={shown(known[name])}: must be {what}")
     return known, tuple(warnings[:_MAX_WARNINGS])
 
 
-def _unknown(owner: str, name: str, valid: Sequence[str], rules: Rules) -> list[str]:
+def _unknown(owner: str, name: str, valid: Iterable[str], rules: Rules) -> list[str]:
     short = name if len(name) <= 80 else name[:77] + "..."
     problem = f"{owner} has no such field{nearest(name, valid)}"
     if not rules.warn:
@@ -386,7 +391,7 @@ def _model(body: Mapping[str, Any], rules: Rules) -> str:
 def _params(body: Mapping[str, Any], names: dict[str, str], **more: Any) -> SamplingParams:
     """Sampling parameters of a body; ``names`` learns what the body calls them."""
     names["include_stop"] = "include_stop_str_in_output"
-    values = {own: body[name] for name, own in _PLAIN.items() if name in body}
+    values = {_PLAIN[name]: value for name, value in body.items() if name in _PLAIN}
     if "logit_bias" in body:
         values["logit_bias"] = _biases(body["logit_bias"])
     asked = constraint_of(body)
@@ -467,6 +472,9 @@ def _message(where: str, message: Any, warn: bool) -> dict[str, Any]:
     if not isinstance(role, str) or role not in _ROLES:
         problem = "is missing" if role is None else f"={shown(role)}"
         raise InvalidRequest(f"{where}.role", f"{problem}: must be one of {', '.join(_ROLES)}")
+    content = message.get("content")
+    if len(message) == 2 and isinstance(content, str) and role != "tool":  # as nearly all are
+        return {"role": _ROLES[role], "content": content}
     for name, item in message.items():
         if name in _MESSAGE_LATER and item not in (None, []):
             raise InvalidRequest(f"{where}.{name}", f"={shown(item)}: is not supported; calls are in tool_calls")
@@ -486,10 +494,10 @@ def _message(where: str, message: Any, warn: bool) -> dict[str, Any]:
             raise InvalidRequest(f"{where}.{name}", f"={shown(item)}: belongs to a message of role {owner}")
     if calls is not None and not isinstance(calls, list):
         raise InvalidRequest(f"{where}.tool_calls", f"={shown(calls)}: must be a list of calls")
-    if calls and message.get("content") in (None, []):
+    if calls and content in (None, []):
         found["content"] = ""
     else:
-        found["content"] = _content(f"{where}.content", message.get("content"))
+        found["content"] = _content(f"{where}.content", content)
     if calls:
         found["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
     if role == "tool":

@@ -56,6 +56,11 @@ class ChatAnswer:
         logprobs = self._logprobs(step.logprobs)
         return self._chunk(step.choice, delta or {"content": ""}, logprobs, step.finish)
 
+    def frame(self, choice: int) -> tuple[bytes, bytes]:
+        """What stands before and behind the text of a choice's chunk that has nothing else."""
+        before, _, behind = self._chunk(choice, {"content": 0}, self._logprobs(()), None).partition(b'{"content":0}')
+        return before + b'{"content":', b"}" + behind
+
     def closing(self, usage: Usage) -> bytes:
         """The chunk of the usage, if it was asked for."""
         if not self.job.include_usage:
@@ -122,8 +127,10 @@ class _Whole:
     reason: str = "stop"
 
 
-def _delta(parts: Iterable[Part]) -> dict[str, Any]:
+def _delta(parts: Sequence[Part]) -> dict[str, Any]:
     """Parts as a delta, those that follow each other joined; a message is the delta of all its parts."""
+    if len(parts) == 1 and isinstance(parts[0], Content):  # as nearly all are
+        return {"content": parts[0].text}
     texts: dict[str, list[str]] = {}
     calls: dict[int, dict[str, Any]] = {}
     arguments: dict[int, list[str]] = {}

@@ -34,7 +34,7 @@ NODES = 200  # of the tree, unless the request says otherwise
 MOST_NODES = 500
 _FRESH = 0.2  # seconds that an answer of the engine is good for
 _MOST_SCHEMA = 65_536  # characters
-_MOST_TEXTS = 8_192  # kept beginnings of nodes
+_MOST_TEXTS = 8_192  # nodes of which it is kept what stays the same
 _KNOWN = 64
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -123,7 +123,7 @@ class Page:
             "ETag": self._etag,
         }
         self._secret = secrets.token_bytes(16)  # so that a node's name tells nothing of its text
-        self._known: dict[bytes, str] = {}
+        self._told: dict[tuple[str | int, int, bytes, bytes], dict[str, Any]] = {}
         self._checks, self._turn = asyncio.Semaphore(1), asyncio.Semaphore(1)
         self._asked: dict[Any, tuple[float, asyncio.Future[bytes]]] = {}
 
@@ -188,23 +188,17 @@ class Page:
         found = await self._gate.tree(most)
         names: list[str] = []
         nodes: list[dict[str, Any]] = []
+        told = self._told
+        if len(told) > _MOST_TEXTS:
+            told.clear()
         for parent, tokens, locks, holds, age, children, space, head, tail in found["nodes"]:
-            above = names[parent] if parent >= 0 else f"space {space}"
-            names.append(hashlib.blake2b(above.encode() + head, digest_size=6, key=self._secret).hexdigest())
-            node = {
-                "id": names[-1],
-                "parent": names[parent] if parent >= 0 else None,
-                "tokens": tokens,
-                "locks": locks,
-                "holds": holds,
-                "age": age,
-                "children": children,
-                "space": space,
-            }
-            if self.texts and not space:
-                node["text"], node["end"] = self._text(head), self._text(tail)
-                node["cut"] = tokens > (len(head) + len(tail)) // 4
-            nodes.append(node)
+            above = names[parent] if parent >= 0 else None
+            key = (above or space, tokens, head, tail)
+            same = told.get(key)
+            if same is None:
+                same = told[key] = self._same(above, tokens, space, head, tail)
+            names.append(same["id"])
+            nodes.append({**same, "locks": locks, "holds": holds, "age": age, "children": children})
         requests = [
             {
                 "id": id if self.texts else "",
@@ -227,6 +221,7 @@ class Page:
                 "device": info.device,
                 "dtype": info.dtype,
                 "texts": self.texts,
+                "loaded": found.get("loaded", True),
                 "cached_tokens": found["protected"] + found["stats"].get("pool_evictable", 0),
                 "stats": found["stats"],
                 "nodes": nodes,
@@ -234,14 +229,23 @@ class Page:
             }
         )
 
+    def _same(self, above: str | None, tokens: int, space: int, head: bytes, tail: bytes) -> dict[str, Any]:
+        """What stays the same of a node, however often it is shown."""
+        name = (above or f"space {space}").encode() + head
+        same: dict[str, Any] = {
+            "id": hashlib.blake2b(name, digest_size=6, key=self._secret).hexdigest(),
+            "parent": above,
+            "tokens": tokens,
+            "space": space,
+        }
+        if self.texts and not space:
+            same["text"], same["end"] = self._text(head), self._text(tail)
+            same["cut"] = tokens > (len(head) + len(tail)) // 4
+        return same
+
     def _text(self, data: bytes) -> str:
-        text = self._known.get(data)
-        if text is None:
-            if len(self._known) >= _MOST_TEXTS:
-                self._known.clear()
-            ids = np.frombuffer(data, dtype="<i4").tolist()
-            text = self._known[data] = self._gate.tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
-        return text
+        ids = np.frombuffer(data, dtype="<i4").tolist()
+        return self._gate.tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
 
     async def _runs(self, known: Sequence[int]) -> bytes:
         found = await self._gate.runs(known)

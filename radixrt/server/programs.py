@@ -22,15 +22,16 @@ from radixrt.errors import EngineClosed, InvalidRequest, shown
 from radixrt.server.client import EngineDied
 from radixrt.server.config import ServerConfig
 from radixrt.server.errors import Failure, RequestFailed
-from radixrt.server.limits import Gate, check_fields, read_object
+from radixrt.server.limits import Gate, check_fields, check_model, read_object
 from radixrt.server.metrics import Metrics
 from radixrt.server.streams import DONE, EventStream
 
-RUN = ("version", "nodes", "name", "cache_salt", "stream")  # fields of POST /v1/programs
+RUN = ("version", "nodes", "name", "cache_salt", "stream", "model")  # fields of POST /v1/programs
 _SMALL = 65_536  # characters: a message that opens or closes a program is no longer
 _FAREWELL = 5.0  # seconds that a connection which ends may take over its last messages
 _OVERHEAD = 100  # what a message costs beside its characters
 _AHEAD = 1 << 20  # characters that a connection may say before the engine has taken them
+_RESTS = "the model is unloaded; connect again"
 _BEAT = 30.0  # seconds between pings; a peer that does not answer is gone
 
 
@@ -51,7 +52,17 @@ class Programs:
         for connection in self._open:
             connection.drain()
 
+    def rest(self, silent: float, soon: bool) -> None:
+        """The engine is wanted for another model: a connection ends that has no programs and has said nothing for so many seconds.
+
+        Args:
+            soon: the others end as soon as they have no programs.
+        """
+        for connection in self._open:
+            connection.rest(silent, soon)
+
     async def connect(self, request: web.Request) -> web.WebSocketResponse:
+        check_model(request.query.get("model"), self._config, self._gate)
         most = self._config.max_websockets
         if len(self._open) >= most:
             self._metrics.refused["max_websockets"] += 1
@@ -75,6 +86,7 @@ class Programs:
         """``POST /v1/programs``: the events of a graph as they come or, with ``"stream": false``, together."""
         data = await read_object(request)
         check_fields("a program", data, RUN)
+        check_model(data.pop("model", None), self._config, self._gate)
         stream = data.pop("stream", True)
         if not isinstance(stream, bool):
             raise InvalidRequest("stream", f"={shown(stream)}: must be true or false")
@@ -131,7 +143,7 @@ class _Connection:
         self._programs: set[str] = set()  # that the client has opened and not closed
         self._heard = time.monotonic()  # when the last message came or went
         self._closing: tuple[int, str] | None = None
-        self._draining = False
+        self._draining = self._resting = False
 
     async def run(self) -> None:
         link = self._gate.programs(uuid.uuid4().hex, self._hear)
@@ -151,6 +163,11 @@ class _Connection:
         self._draining = True
         if not self._programs:
             self._end(WSCloseCode.GOING_AWAY, "the server is shutting down")
+
+    def rest(self, silent: float, soon: bool) -> None:
+        self._resting = self._resting or soon
+        if not self._programs and time.monotonic() - self._heard >= silent:
+            self._end(WSCloseCode.GOING_AWAY, _RESTS)
 
     async def _receive(self, link: Any) -> None:
         while self._closing is None:
@@ -204,6 +221,8 @@ class _Connection:
             self._programs.discard(program)
             if self._draining and not self._programs:
                 self._end(WSCloseCode.GOING_AWAY, "the server is shutting down")
+            elif self._resting and not self._programs:
+                self._end(WSCloseCode.GOING_AWAY, _RESTS)
         return True
 
     def _hear(self, message: str) -> None:

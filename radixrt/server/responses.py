@@ -28,6 +28,7 @@ from radixrt.server.responses_events import Writing, encoded
 from radixrt.server.responses_requests import RESPONSE, Item, Turn, own_name, read_response
 from radixrt.server.responses_store import Kept, ResponseStore
 from radixrt.server.streams import EventStream
+from radixrt.server.turns import prompt_tokens
 
 MOST_KEPT = 4096
 MOST_KEPT_BYTES = 256 * 2**20
@@ -36,15 +37,24 @@ _ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})i?[0-9]{1,9}")
 _PAGE = 20
 
 
-def routes(gate: EngineClient, config: Any) -> list[web.RouteDef]:
+def new_store(config: Any) -> ResponseStore:
+    """The store of a server, of whichever models the responses are."""
+    return ResponseStore(
+        getattr(config, "max_stored_responses", MOST_KEPT), getattr(config, "max_stored_bytes", MOST_KEPT_BYTES)
+    )
+
+
+def routes(gate: EngineClient, config: Any, store: ResponseStore | None = None) -> list[web.RouteDef]:
     """The routes. They rely on the application's doors for keys, limits of bodies and for errors.
 
     Args:
         config: as ``openai.routes`` takes it, and ``max_stored_responses``, ``max_stored_bytes``.
     """
-    here = Responses(gate, config)
+    here = Responses(gate, config, store)
     return [
         web.post("/v1/responses", here.create),
+        web.post("/v1/responses/input_tokens", here.input_tokens),
+        web.post("/v1/responses/{id}/cancel", here.cancel),
         web.get("/v1/responses/{id}", here.one),
         web.delete("/v1/responses/{id}", here.delete),
         web.get("/v1/responses/{id}/input_items", here.input_items),
@@ -54,27 +64,14 @@ def routes(gate: EngineClient, config: Any) -> list[web.RouteDef]:
 class Responses:
     """The responses of one server."""
 
-    def __init__(self, gate: EngineClient, config: Any) -> None:
+    def __init__(self, gate: EngineClient, config: Any, store: ResponseStore | None = None) -> None:
         self._gate, self._config = gate, config
-        self.store = ResponseStore(
-            getattr(config, "max_stored_responses", MOST_KEPT), getattr(config, "max_stored_bytes", MOST_KEPT_BYTES)
-        )
+        self.store = new_store(config) if store is None else store
 
     # ---- routes
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        if request.content_type != "application/json":  # also: a page of another site cannot send this unasked
-            problem = f"content-type={shown(request.content_type)}: must be application/json"
-            raise RequestFailed(Failure(415, problem, None, "unsupported_media_type"))
-        data, owner = await request.read(), self._owner(request)
-        body = await off_loop(len(data), lambda: read_body(data))
-        previous = self._previous(owner, body.get("previous_response_id"))
-        chain = previous.chain() if previous is not None else []
-        key = uuid.uuid4().hex
-        turn: Turn = await off_loop(
-            weight(data, body) + sum(kept.size for kept in chain),
-            lambda: read_response(body, self._rules(), key, _items(chain), lambda id: self._item(owner, id)),
-        )
+        turn, key, owner, previous = await self._turn(request)
         turn = replace(turn, ask=replace(turn.ask, request_id=f"resp_{key}"))
         writing = Writing(key, int(time.time()), turn.head, self._gate.tokenizer, logprobs=turn.logprobs)
         headers = warning(turn.warnings)
@@ -108,6 +105,42 @@ class Responses:
                         raise
                     last = encoded(writing.failed(failure_of(error)))
                 return await events.end(last)
+
+    async def _turn(self, request: web.Request) -> tuple[Turn, str, bytes, Kept | None]:
+        """What a body asks, the key of what will answer it, whose that is, and what it goes on from."""
+        if request.content_type != "application/json":  # also: a page of another site cannot send this unasked
+            problem = f"content-type={shown(request.content_type)}: must be application/json"
+            raise RequestFailed(Failure(415, problem, None, "unsupported_media_type"))
+        data, owner = await request.read(), self._owner(request)
+        body = await off_loop(len(data), lambda: read_body(data))
+        previous = self._previous(owner, body.get("previous_response_id"))
+        chain = previous.chain() if previous is not None else []
+        key = uuid.uuid4().hex
+        turn: Turn = await off_loop(
+            weight(data, body) + sum(kept.size for kept in chain),
+            lambda: read_response(body, self._rules(), key, _items(chain), lambda id: self._item(owner, id)),
+        )
+        return turn, key, owner, previous
+
+    async def input_tokens(self, request: web.Request) -> web.Response:
+        """How many tokens the prompt of such a response has; nothing runs."""
+        turn, *_ = await self._turn(request)
+        try:
+            count = await prompt_tokens(self._gate, turn.ask, self._config)
+        except InvalidRequest as error:
+            raise own_name(error, turn.origins) from None
+        except ModelError as error:
+            raise RequestFailed(Failure(400, str(error), "input", "chat_template")) from None
+        return web.json_response({"object": "response.input_tokens", "input_tokens": count})
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Only what runs in the background can be cancelled so, and nothing does."""
+        kept = self._found(request)
+        problem = (
+            f"response {shown(kept.id)} cannot be cancelled: responses do not run in the background here; one that runs "
+            "ends when its connection is closed"
+        )
+        raise RequestFailed(Failure(400, problem, "id", "response_not_cancellable"))
 
     async def one(self, request: web.Request) -> web.Response:
         for name in ("stream", "starting_after"):
@@ -256,6 +289,12 @@ def describe() -> dict[str, Any]:
     return {
         "/v1/responses": {
             "post": operation("Answer items (OpenAI)", 413, 415, answer=streamed, requestBody=asked),
+        },
+        "/v1/responses/input_tokens": {
+            "post": operation("How many tokens the input has", 413, 415, requestBody=asked),
+        },
+        "/v1/responses/{id}/cancel": {
+            "post": operation("Refused: no response runs in the background", parameters=[id]),
         },
         "/v1/responses/{id}": {
             "get": operation("A response that is kept", parameters=[id]),

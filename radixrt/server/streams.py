@@ -103,9 +103,10 @@ class EventStream:
 
     async def end(self, data: bytes) -> web.StreamResponse:
         """Write the last of it; the answer, for the handler to return."""
-        await self.write(data)
         self._writing = time.monotonic()  # and no sign of life behind the end: it would be taken for the next answer
-        await self._response.write_eof()
+        if not self._ready:
+            await self._begin()
+        await self._response.write_eof(data)
         return self._response
 
     async def _begin(self) -> None:

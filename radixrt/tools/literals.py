@@ -12,10 +12,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from radixrt.errors import InvalidRequest
+import msgspec
+
 from radixrt.grammar.constraint import Constraint
 from radixrt.grammar.constraint import Sequence as Parts
 from radixrt.tools.definitions import Tool
+from radixrt.tools.objects import is_object
 
 _MOST_ITEMS = 8  # of a list without a longer least length
 _MOST_FIRST = 12  # optional arguments that may be the first
@@ -24,20 +26,15 @@ _ANNOTATIONS = frozenset(
     ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly")
 )
 _ROOT = frozenset(("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"))
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-_TOKEN = re.compile(
-    r"""(?P<string>"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')
-    |(?P<number>[0-9][0-9.]*+(?:[eE][-+]?[0-9]++)?)
-    |(?P<word>[^\W\d]\w*+)(?P<equals>\s*+=)?
-    |(?P<round>[()])
-    |(?P<comma>,\s*+(?=[\])}]|\Z))""",
-    re.VERBOSE | re.DOTALL,
-)
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-
-
-class _NoLiteral(Exception):
-    pass
+_PART = re.compile(
+    r"""("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|[^\W\d]\w*+\s*+=)""", re.DOTALL
+)  # a string, or the name of an argument
+_NO_ESCAPE = re.compile(r"""\\(?![\n\\'"abfnrtvxuUN0-7])""")  # a backslash that stays one
+_SLASHES = "\ufdd0"  # is no character: stands in for two backslashes
+_STRING = msgspec.json.Decoder(str)
+_PLAIN = re.compile(r'[^\\"\x00-\x1f]*+')
+_LAST_COMMA = re.compile(r",(?=\s*+(?:[\])}]|\Z))")
+_LITERALS = (("True", "true"), ("False", "false"), ("None", "null"), ("(", "["), (")", "]"))
 
 
 def python_arguments(tool: Tool) -> Constraint:
@@ -223,62 +220,79 @@ def _python(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def to_json(text: str) -> str | None:
-    """The JSON object of keyword arguments (or of ``**{...}``) written as Python literals; ``None``: they are none."""
+def to_json(text: str, most: int = 100_000) -> str | None:
+    """The JSON object of keyword arguments (or of ``**{...}``) written as Python literals; ``None``: they are none, or see ``read_arguments``."""
+    return read_arguments(text, most)[0]
+
+
+def read_arguments(text: str, most: int) -> tuple[str | None, int]:
+    """As ``to_json``, and how many strings and names were read; with more than ``most`` it is no call.
+
+    What stands between strings and names is translated as a whole: what is no literal is no JSON then either.
+    """
     body = text.strip()
     starred = body.startswith("**")
-    try:
-        inner = _TOKEN.sub(_translated, body[2:] if starred else body)
-        text = inner.strip() if starred else "{" + inner + "}"
-        return text if isinstance(json.loads(text, parse_constant=_refuse), dict) else None
-    except (_NoLiteral, ValueError, RecursionError):
-        return None
+    if starred:
+        body = body[2:].strip()
+        if is_object(body):
+            return body, 0
+    if "\0" in body or most < 1:
+        return None, 0
+    parts = _PART.split(body, most + 1)
+    between, texts = parts[::2], len(parts) // 2
+    if texts > most:
+        return None, most
+    outside = "\0".join(between)
+    for python, json_ in _LITERALS:
+        outside = outside.replace(python, json_)
+    parts[::2] = _LAST_COMMA.sub("", outside).split("\0")
+    read = _texts_read(parts[1::2])
+    if read is None:
+        return None, texts
+    parts[1::2] = read
+    made = "".join(parts)
+    made = made if starred else "{" + made + "}"
+    return made if is_object(made) else None, texts
 
 
-def _translated(match: re.Match[str]) -> str:
-    kind, text = match.lastgroup, match[0]
-    if kind == "string":
-        return _string(text)
-    if kind == "number":
-        if not _NUMBER.fullmatch(text):
-            raise _NoLiteral
-        return text
-    if kind == "round":
-        return "[" if text == "(" else "]"
-    if kind == "comma":
-        return ""
-    if match["equals"]:
-        return json.dumps(match["word"]) + ":"
-    if text not in _WORDS:
-        raise _NoLiteral
-    return _WORDS[text]
-
-
-def _string(text: str) -> str:
-    """A string literal as JSON: read as JSON where it is that too (which joins escaped surrogates), otherwise as Python."""
-    if text[0] == '"':
+def _texts_read(texts: list[str]) -> list[str] | None:
+    """Strings and names of arguments as JSON: read as JSON where they are that too, otherwise as Python, all at once."""
+    hard: list[int] = []
+    read: list[str] = []
+    for text in texts:
+        if text[-1] == "=":
+            read.append(json.dumps(text[:-1].rstrip()) + ":")
+        elif _PLAIN.fullmatch(text, 1, len(text) - 1):
+            read.append(f'"{text[1:-1]}"')
+        else:
+            if text[0] == "'" or not _is_string(text):
+                hard.append(len(read))
+            read.append(text)
+    if hard:
+        written = ",".join([read[i] for i in hard]).replace("\r", "\\r").replace("\n", "\\n")
+        if _SLASHES in written:
+            return None
+        written = _NO_ESCAPE.sub(r"\\\\", written.replace("\\\\", _SLASHES)).replace(_SLASHES, "\\\\")
         try:
-            json.loads(text)
-            return text
-        except ValueError:
-            pass
-    if "\\" not in text:
-        return json.dumps(text[1:-1], ensure_ascii=False)
+            values = ast.literal_eval(f"[{written}]")
+        except (SyntaxError, ValueError, MemoryError):
+            return None
+        for i, one in zip(hard, _dumped(values), strict=True):
+            read[i] = one
+    return read
+
+
+def _is_string(text: str) -> bool:
     try:
-        value = ast.literal_eval(text.replace("\r", "\\r").replace("\n", "\\n"))
-    except (SyntaxError, ValueError, MemoryError):
-        raise _NoLiteral from None
-    return _dumped(value)
+        return isinstance(_STRING.decode(text), str)
+    except (msgspec.DecodeError, ValueError):
+        return False
 
 
-def _dumped(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+def _dumped(values: list[str]) -> list[str]:
+    text = json.dumps(values, ensure_ascii=False, separators=("\0", ":"))
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair: stays an escape
-        return json.dumps(value, allow_nan=False)
-    return text
-
-
-def _refuse(name: str) -> Any:
-    raise InvalidRequest("arguments", f"contain {name}")
+        text = json.dumps(values, separators=("\0", ":"))
+    return text[1:-1].split("\0")

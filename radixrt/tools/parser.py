@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from radixrt.tools.definitions import NAME, Tool, call_id
 from radixrt.tools.formats import ToolFormat
-from radixrt.tools.literals import to_json
+from radixrt.tools.literals import read_arguments
+from radixrt.tools.objects import is_object, members
 from radixrt.tools.parts import CallArguments, CallBegin, CallEnd, Content, Part, Reasoning
 from radixrt.tools.reasoning import ReasoningFormat
 from radixrt.tools.scan import Brackets
@@ -25,18 +25,12 @@ from radixrt.tools.scan import Brackets
 _SPACE = re.compile(r"\s*+")
 _TRAILING = re.compile(r"\s++\Z")
 MOST_FAILED = 64  # texts in one answer that begin like a call and are none; what comes after so many is text
-MOST_BEGUN = 1000  # markers of calls in one answer that are looked at; what comes after so many is text
+MOST_TEXTS = 8_192  # strings and names in the Python calls of one answer; a call with more is text
+MOST_BEGUN = 256  # markers of calls in one answer that are looked at; what comes after so many is text
 _HEADER = 300  # characters between a marker and the bracket of the arguments
 _NAMED = re.compile(rf"\s*({NAME.pattern})(?:\[CALL_ID\](\w{{1,64}}))?(?:\[ARGS\])?\s*")
-_PREFIX = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+_GIVEN = re.compile('"(?:arguments|parameters)"')
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 class _Markers:
@@ -89,7 +83,7 @@ class ChatParser:
         self._listed = False  # inside a list of calls
         self._name: tuple[str, str | None] | None = None  # and id, where they come before the arguments
         self._count = 0
-        self._begun = self._failed = 0
+        self._begun = self._failed = self._texts = 0
         self._wrote = False  # content that is no white space
         self._drop_space = False  # white space next in the text says nothing
         self._parts: list[Part] = []
@@ -364,47 +358,45 @@ class ChatParser:
 
     def _read(self, text: str, partial: bool) -> tuple[str, str, str | None] | None:
         """Name, arguments and id of a call."""
-        try:
-            if self._name is None:
-                return _read_object(text, partial)
-            if partial:
-                return None
-            name, id = self._name
-            if self._format is not None and self._format.kind == "python":
-                made = to_json(text[text.index("(") + 1 : -1])
-                return None if made is None else (name, made, id)
-            return (name, text, id) if isinstance(_loads(text), dict) else None
-        except (ValueError, RecursionError):
+        if self._name is None:
+            return _read_object(text, partial) if self._brackets.depth <= 1 else None
+        if partial:
             return None
-
-
-def _loads(text: str) -> Any:
-    return _DECODER.decode(text)
+        name, id = self._name
+        if self._format is not None and self._format.kind == "python":
+            made, texts = read_arguments(text[text.index("(") + 1 : -1], MOST_TEXTS - self._texts)
+            self._texts += texts
+            return None if made is None else (name, made, id)
+        return (name, text, id) if is_object(text) else None
 
 
 def _read_object(text: str, partial: bool) -> tuple[str, str, str | None] | None:
-    """A call that is one object; its arguments letter for letter where they come after the name."""
-    found = _PREFIX.match(text)
-    value = {} if partial else _loads(text)
-    id = value.get("id")
-    if found:
-        given, end = _DECODER.raw_decode(text, found.end())
-        made = _arguments(given, text[found.end() : end])
-        return None if made is None else (found[1], made, id if isinstance(id, str) else None)
-    name = value.get("name", value.get("function"))
-    given = value.get("arguments", value.get("parameters"))
-    made = _arguments(given, None)
-    return None if made is None or not isinstance(name, str) else (name, made, id if isinstance(id, str) else None)
+    """A call that is one object; its arguments letter for letter, or unpacked from a string. ``partial``: all but its end is there."""
+    if partial:
+        for whole in (text + "}", text[: text.rfind("}") + 1] + "}"):
+            found = _read_object(whole, False) if members(whole) is not None else None
+            if found is not None and _GIVEN.search(whole):
+                return found
+        return None
+    value = members(text)
+    if value is None:
+        return None
+    name = _text(value.get("name", value.get("function")))
+    made = _arguments(value.get("arguments", value.get("parameters", "null")))
+    return None if made is None or name is None else (name, made, _text(value.get("id")))
 
 
-def _arguments(given: Any, text: str | None) -> str | None:
-    """The text of an object: as written, written anew (``text`` ``None``), or unpacked from a string."""
-    if given is None:
+def _text(value: str | None) -> str | None:
+    """The string whose JSON text this is; ``None``: it is none."""
+    return json.loads(value) if value is not None and value[0] == '"' else None
+
+
+def _arguments(value: str) -> str | None:
+    """The text of an object, from the JSON text of a value: as written, or unpacked from a string."""
+    if value == "null":
         return "{}"
-    if isinstance(given, dict):
-        return json.dumps(given, ensure_ascii=True, allow_nan=False) if text is None else text
-    if isinstance(given, str):
-        if not given.strip():
-            return "{}"
-        return given.strip() if isinstance(_loads(given), dict) else None
-    return None
+    text = _text(value)
+    if text is None:
+        return value if is_object(value) else None
+    text = text.strip()
+    return (text if is_object(text) else None) if text else "{}"

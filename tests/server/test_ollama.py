@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import jsonschema
+import openai
 import pytest
 
 from radixrt import __version__
@@ -113,6 +114,38 @@ async def test_logprobs(local_client: Any) -> None:
     assert [entry.token for entry in entries] == [entry.token for entry in whole.logprobs] and len(entries) == 8
     for entry in entries:
         assert len(entry.top_logprobs) == 2 and entry.logprob == max(top.logprob for top in entry.top_logprobs)
+
+
+async def test_vectors(local_client: Any) -> None:
+    """As ``/v1/embeddings`` gives them, which are compared with the model's hidden states."""
+    texts = ["hello", "the cat sat on the mat"]
+    async with reachable(local_client, served_model_name=("tiny",)) as address:
+        client = ollama.AsyncClient(address, headers={"Authorization": f"Bearer {KEY}"}, trust_env=False)
+        openai_way = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
+        expected = await openai_way.embeddings.create(model="tiny", input=texts)
+        raw = await openai_way.embeddings.create(model="tiny", input=texts[0], extra_body={"normalize": False})
+        cut = await openai_way.embeddings.create(
+            model="tiny", input=texts[0], dimensions=8, extra_body={"truncate_dimensions": True}
+        )
+        many = await client.embed(model="tiny:latest", input=texts, keep_alive="5m", truncate=True)
+        one = await client.embed(model="tiny", input=texts[0])
+        short = await client.embed(model="tiny", input=texts[0], dimensions=8)
+        old = await client.embeddings(model="tiny", prompt=texts[0])
+        nothing = [await client.embed(model="tiny", input=given) for given in ("", [])]
+        with pytest.raises(ollama.ResponseError, match="dimensions=999") as refused:
+            await client.embed(model="tiny", input="a", dimensions=999)
+        assert refused.value.status_code == 400
+        with pytest.raises(ollama.ResponseError, match="prompt has .* characters"):
+            await client.embeddings(model="tiny", prompt="a" * 2**20)
+        with pytest.raises(ollama.ResponseError, match="served") as unknown:
+            await client.embed(model="other", input="a")
+        assert unknown.value.status_code == 404
+        await openai_way.close()
+    for found, wanted in ((many.embeddings, expected), (one.embeddings, expected), (short.embeddings, cut), ([old.embedding], raw)):  # fmt: skip
+        for vector, item in zip(found, wanted.data, strict=len(found) == len(wanted.data)):
+            assert list(vector) == pytest.approx(item.embedding, abs=1e-6)
+    assert many.prompt_eval_count == expected.usage.prompt_tokens and many.total_duration > 0 and many.model == "tiny"
+    assert [list(empty.embeddings) for empty in nothing] == [[], []]
 
 
 async def test_the_model_is_described(local_client: Any) -> None:

@@ -6,24 +6,30 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import aiohttp
+import hypothesis
 import openai
 import pydantic
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hypothesis import strategies as st
 
 from radixrt.errors import EngineClosed, InvalidRequest
+from radixrt.model.tokenizer import Tokenizer
 from radixrt.request import (
     FinishReason,
     OutputDelta,
     SampleOutput,
     SamplingParams,
 )
+from radixrt.server.chat import Content, Step
 from radixrt.server.client import EngineDied
-from radixrt.server.openai import routes
+from radixrt.server.openai import _chat_teller, routes
+from radixrt.server.openai_requests import Rules, read_chat
+from radixrt.server.openai_responses import ChatAnswer
 from tests.server.openai_serving import (
     CHAT,
     COMPLETIONS,
@@ -429,3 +435,13 @@ async def test_nothing_is_asked_of_the_settings_but_what_is_there(local_client: 
     app.add_routes(routes(local_client, SimpleNamespace()))
     async with TestServer(app) as server, connected(server) as client:
         assert [model.id async for model in client.models.list()] == [local_client.info.model]
+
+
+@hypothesis.given(st.text(), st.text(min_size=1), st.booleans(), st.booleans())
+def test_a_chunk_of_text_alone_is_the_chunk_of_any_step(text: str, model: str, logprobs: bool, usage: bool) -> None:
+    body = {"messages": HELLO, "model": model, "logprobs": logprobs, "stream": True}
+    job = read_chat({**body, "stream_options": {"include_usage": usage}}, Rules((model,)))
+    made, step = ChatAnswer("chatcmpl-1", 1, job, cast(Tokenizer, None)), Step(3, (Content(text),))
+    told = _chat_teller(made)
+    assert told(step) == made.opening(3) + made.piece(step)
+    assert told(step) == made.piece(step)

@@ -12,12 +12,16 @@ import openai
 import pytest
 
 from radixrt import AsyncEngine
+from radixrt.errors import InvalidRequest
 from radixrt.model.tokenizer import load_tokenizer
 from radixrt.request import FinishReason, OutputDelta, SampleOutput, SamplingParams
 from radixrt.server.local import LocalClient
+from radixrt.server.thinking import Thinking
+from radixrt.tools.reasoning import THINK
 from tests.server.openai_serving import CHAT, HELLO, Script, connected, output, post, serving
 from tests.server.test_tools import EXPECTED, TOOLS, calls_of
 
+THINK_OPEN = replace(THINK, starts_open=True)
 _TURN = "{% for m in messages %}<s1>{{ m.role }}\n{{ m.content }}<s0>\n{% endfor %}{% if add_generation_prompt %}<s1>assistant\n"
 # The template opens the thinking, or has it written by the model; with a switch, or without one.
 OPENS = _TURN + "<think>\n{% endif %}{# </think> #}"
@@ -214,6 +218,75 @@ async def test_efforts_are_budgets(local_client: Any) -> None:
     spent = [len(asked["prompt"]) - len(thinker.asked[0]["prompt"]) for asked in thinker.asked]
     forced = len("\n</think>\n\n")
     assert spent == [0, 256 + forced, 0, 1024 + forced, 0]
+
+
+class Refusing(Thinker):
+    """Refuses what leaves a constraint fewer tokens than ``needs``."""
+
+    needs = 0
+
+    def stream(self, prompt: Any, params: SamplingParams, **how: Any) -> Any:
+        if params.constraint is not None and params.max_tokens is not None and params.max_tokens < self.needs:
+            raise InvalidRequest("max_tokens", f"={params.max_tokens}: the constraint needs {self.needs}")
+        return super().stream(prompt, params, **how)
+
+
+@pytest.mark.parametrize(
+    ("needs", "forced", "reason"), [(9, "\n</think>\n\n", "stop"), (12, "</think>", "stop"), (13, "", "length")]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_end_that_leaves_too_little_for_a_constraint_is_a_shorter_one(
+    local_client: Any, needs: int, forced: str, reason: str, stream: bool
+) -> None:
+    """The planned end takes 8 tokens, the forced one 11: of 40, 20 of them thinking, 12 are left, or 9."""
+    thinker = Refusing(local_client, "x" * 30 + "</think>Yes.")
+    thinker.needs = needs
+    body = {"messages": HELLO, "thinking_budget": 20, "max_tokens": 40, "regex": "[A-Za-z]+\\."}
+    async with serving(thinker) as server:
+        if stream:
+            _, text, _ = await post(server, CHAT, {**body, "stream": True, "stream_options": {"include_usage": True}})
+            content, thought, told, usage = joined(text)
+            assert '"error"' not in text
+        else:
+            status, answer, _ = await post(server, CHAT, body)
+            assert status == 200, answer
+            message = answer["choices"][0]["message"]
+            content, thought = message["content"] or "", message["reasoning_content"]
+            told, usage = answer["choices"][0]["finish_reason"], answer["usage"]
+    assert (content, thought.strip(), told) == ("Yes." if forced else "", "x" * 20, reason)
+    if forced:
+        first, second = thinker.asked
+        assert thinker.tokenizer.decode(second["prompt"][len(first["prompt"]) :]) == "x" * 20 + forced
+    assert usage["completion_tokens"] == 20 + len(forced or "</think>") + len(content) <= 40
+
+
+def test_thinking_costs_what_it_brings() -> None:
+    """Characters that are copied: as many for the last token as for the first."""
+
+    class Counting(str):
+        copied = 0
+
+        def __add__(self, other: str) -> Counting:
+            Counting.copied += len(self) + len(other)
+            return Counting(str(self) + other)
+
+    class Echo:
+        def push(self, ids: Any) -> str:
+            return Counting("x" * len(ids))
+
+    def cost(count: int) -> int:
+        Counting.copied = 0
+        thinking = Thinking(THINK_OPEN, Echo(), 10**6)  # type: ignore[arg-type]
+        thinking._tail = Counting()
+        for name, value in vars(thinking).items():
+            if isinstance(value, str):
+                setattr(thinking, name, Counting(value))
+        for _ in range(count):
+            assert not thinking.push(OutputDelta("r", 0, "x", (1,)))
+        assert thinking.text == "x" * count
+        return Counting.copied
+
+    assert cost(2000) <= 2.1 * cost(1000)
 
 
 async def test_a_budget_larger_than_the_answer(local_client: Any) -> None:

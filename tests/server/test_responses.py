@@ -419,6 +419,30 @@ async def test_kept_shown_listed_and_forgotten(local_client: Any) -> None:
             await official.responses.retrieve(unkept.id)
 
 
+async def test_counted_before_it_is_asked(local_client: Any) -> None:
+    script = scripted(local_client, says(SAID), THINKING)
+    body = {"input": "hello", "tools": TOOLS, "instructions": "Be kind."}
+    async with asked(script) as (http, official):
+        await answer(http, body)
+        counted = await official.responses.input_tokens.count(input="hello", tools=TOOLS, instructions="Be kind.")
+        fewer = await official.responses.input_tokens.count(input="hello")
+        with pytest.raises(openai.BadRequestError, match="input"):
+            await official.responses.input_tokens.count(model="tiny")
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == len(script.asked[0]["prompt"]) > fewer.input_tokens > 0
+    assert len(script.asked) == 1  # counting runs nothing
+
+
+async def test_what_does_not_run_in_the_background_is_not_cancelled(local_client: Any) -> None:
+    async with asked(scripted(local_client, says(SAID), THINKING)) as (http, official):
+        made = await answer(http, {"input": "hello"})
+        with pytest.raises(openai.BadRequestError, match="do not run in the background"):
+            await official.responses.cancel(made["id"])
+        with pytest.raises(openai.NotFoundError):
+            await official.responses.cancel("resp_0")
+        assert (await official.responses.retrieve(made["id"])).id == made["id"]
+
+
 async def test_a_key_finds_its_own(local_client: Any) -> None:
     async with asked(scripted(local_client, says("x")), api_key=(KEY, "other")) as (_, official):
         other = official.with_options(api_key="other")

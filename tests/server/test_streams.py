@@ -165,8 +165,8 @@ async def test_nothing_comes_behind_the_end(monkeypatch: pytest.MonkeyPatch, wor
         async def write(self, data: bytes) -> None:
             sent.append(data)
 
-        async def write_eof(self) -> None:
-            sent.append("end")
+        async def write_eof(self, data: bytes) -> None:
+            sent.extend((data, "end"))
             await self.taken()
 
         async def taken(self) -> None:

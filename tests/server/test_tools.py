@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,9 @@ import pytest
 
 from radixrt.model.tokenizer import load_tokenizer
 from radixrt.request import FinishReason, OutputDelta, SampleOutput, SamplingParams
+from radixrt.server import chat
 from radixrt.tools import definitions
+from radixrt.tools.formats import HERMES, MISTRAL
 from tests.server.openai_serving import CHAT, HELLO, Script, connected, output, post, says, serving
 from tests.server.stand import served
 
@@ -190,6 +193,23 @@ async def test_the_template_gets_tools_and_history(local_client: Any) -> None:
     assert first.startswith("<s1>system\nCall add sky<s0>\n") and first.endswith(call + "<s1>assistant\n")
     assert "sky" not in second and second.endswith(call + "<s1>assistant\n")
     assert plain == "<s1>user\nhello<s0>\n<s1>assistant\n"
+
+
+async def test_no_call_is_asked_of_the_same_prompt(local_client: Any) -> None:
+    """A choice of none leaves the tools where the cache has them; the mark of a call is not drawn where it is a token."""
+    script = scripted(local_client, says(CALLED))
+    mark = script.tokenizer.token_id("<tool_call>")
+    async with serving(script) as server:
+        for choice in ("auto", "none"):
+            bias = {"logit_bias": {"5": 1.0}}
+            _, body, _ = await post(server, CHAT, {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, **bias})
+    first, second = script.asked
+    assert first["prompt"] == second["prompt"] and "Call add sky" in script.tokenizer.decode(first["prompt"])
+    assert body["choices"][0]["message"]["content"] == CALLED
+    barred = {} if mark is None else {mark: -100.0}
+    assert dict(second["params"].logit_bias) == {5: 1.0, **barred} and dict(first["params"].logit_bias) == {5: 1.0}
+    tokenizer: Any = SimpleNamespace(token_id={"[TOOL_CALLS]": 7}.get)
+    assert chat._barred(MISTRAL, tokenizer) == {7: -100.0} and chat._barred(HERMES, tokenizer) == {}
 
 
 async def test_who_must_call_is_constrained(local_client: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -23,10 +24,13 @@ from radixrt.tools import (
     ToolFormat,
     answer_of,
     joined,
+    scan,
 )
 from radixrt.tools.formats import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, PYTHONIC, TOOL_FORMATS
-from radixrt.tools.parser import MOST_BEGUN
+from radixrt.tools.objects import is_object, members
+from radixrt.tools.parser import MOST_BEGUN, MOST_TEXTS
 from radixrt.tools.reasoning import THINK
+from radixrt.tools.scan import Brackets
 from tests.tools.recorded import OPEN, RECORDED, TOOLS, Recorded
 
 
@@ -159,6 +163,23 @@ HOSTILE: dict[str, tuple[ToolFormat, str, str]] = {
     "python strings": (PYTHONIC, "[add(a=[", "'','"),
     "python list": (PYTHONIC, "[add(a=1)", ", add(a=1)"),
     "python calls": (PYTHONIC, "", "[add(a=1)]"),
+    "zigzag of four": (HERMES, '<tool_call>{"name": "add", "arguments": {"a": [', "[[[[]]]],"),
+    "zigzag of two kinds": (HERMES, '<tool_call>{"name": "add", "arguments": {"a": [', '[{"a":[{"a":[]}]}],'),
+    "zigzag of strings": (HERMES, '<tool_call>{"name": "add", "arguments": {"a": [', '[[[[""]]]],'),
+    "steps": (HERMES, '<tool_call>{"name": "add", "arguments": {"a": [', "[1," * 40 + "1" + "]" * 40 + ","),
+    "long calls": (
+        HERMES,
+        "",
+        '<tool_call>{"name": "add", "arguments": {"a": [' + "[[[[]]]]," * 99 + "1]}}</tool_call>",
+    ),
+    "backslashes outside": (HERMES, "", '<tool_call>{"name": "add", "arguments": [\\"x"'),
+    "half surrogate pairs": (HERMES, '<tool_call>{"name": "add", "arguments": {"a": ["', "\\ud83d"),
+    "python escapes": (PYTHONIC, "", "[add(a=[" + "'\\x41'," * 99 + "1])]"),
+    "python escapes that are none": (PYTHONIC, "", "[add(a=[" + "'\\d'," * 99 + "1])]"),
+    "python quotes": (PYTHONIC, "[add(a=[", "'\"',"),
+    "python both quotes": (PYTHONIC, "[add(a=[", "'a',\"b\","),
+    "python tuples": (PYTHONIC, "[add(a=[", "(1,),"),
+    "python names": (PYTHONIC, "[add(", "a=1,"),
 }
 
 
@@ -207,3 +228,102 @@ def test_hostile_text_is_not_lost(name: str) -> None:
     assert calls <= MOST_BEGUN
     if not calls:
         assert "".join(part.text for part in parts if isinstance(part, Content)) == text
+
+
+BRACKETS = st.lists(
+    st.sampled_from(
+        [
+            "[",
+            "]",
+            "{",
+            "}",
+            "(",
+            ")",
+            '"',
+            "'",
+            "\\",
+            "x",
+            "é",
+            "[[[[",
+            "]]]]",
+            '"x"',
+            "'\"'",
+            '["',
+            '"\\""',
+            '"\\\\"',
+            "x" * 50,
+        ]
+    ),
+    max_size=120,
+)
+
+
+def followed(python: bool, text: str, size: int, block: int = 0) -> tuple[str, int, int]:
+    """The state, where it stopped, and the depth; read in pieces of ``size``, and in blocks from ``block`` characters on, or in none."""
+    brackets, at = Brackets(python), 0
+    brackets._seen, brackets._size = (10**9, block) if block else (-(10**9), 0)
+    with mock.patch.object(scan, "_SHORT", 0):
+        for end in [*range(size, len(text), size), len(text)]:
+            at = brackets.feed(text[:end], at)
+            if brackets.state != "open":
+                break
+    return brackets.state, at, brackets.depth if brackets.state == "open" else 0
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.booleans(), BRACKETS, st.integers(1, 60), st.integers(1, 60), st.sampled_from([0, 200, 511, 520]))
+def test_blocks_find_what_marks_one_by_one_find(
+    python: bool, parts: list[str], size: int, block: int, deep: int
+) -> None:
+    text = "[" + "[" * deep + "".join(parts)
+    one = followed(python, text, 10**9)
+    assert followed(python, text, 10**9, block) == one == followed(python, text, size, block)
+    assert followed(python, text, 10**9, 10**9) == one
+
+
+JSON_TEXTS = st.lists(
+    st.sampled_from(["{", "}", '"a"', ":", ",", "1", "[", "]", "-0.5e1", "NaN", "01", "\\", '"', "\\ud800", "\\u00e9", "\\u12", " ", "null", "\ufdd0"]),
+    max_size=12,
+)  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(JSON_TEXTS, st.sampled_from(["", '"', '"x']))
+def test_objects_are_those_of_json(parts: list[str], string: str) -> None:
+    """``json`` is the oracle; the values, put together again, are what was read."""
+    text = '{"a":' + string + "".join(parts) + ('"}' if string else "}")
+    try:
+        value = json.loads(text, parse_constant=lambda name: 1 / 0)
+    except (ValueError, ZeroDivisionError):
+        value = None
+    found = members(text)
+    assert is_object(text) == (found is not None)
+    if "\\ud800" not in text or "\ufdd0" not in text:  # half a pair is known beside all that are characters
+        assert (found is not None) == isinstance(value, dict)
+    if found is not None:
+        assert {name: json.loads(one) for name, one in found.items()} == value
+
+
+def test_a_call_of_too_many_texts_is_text() -> None:
+    for count, calls in ((MOST_TEXTS - 1, 1), (MOST_TEXTS, 0)):
+        text = "[add(a=[" + "'x'," * count + "])]"
+        parts = parsed(PYTHONIC, None, [text])
+        assert sum(isinstance(part, CallBegin) for part in parts) == calls
+        assert calls or "".join(part.text for part in parts if isinstance(part, Content)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}', {"a": 1}),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}, ', {"a": 1}),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}, "id": "x', {"a": 1}),
+        ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"', {"a": 1}),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1', None),
+        ('<tool_call>{"name": "add"', None),
+        ('<tool_call>{"name": "add", "arguments": ', None),
+    ],
+)
+def test_a_call_that_lacks_only_its_end(text: str, arguments: dict[str, int] | None) -> None:
+    calls = answer_of(parsed(HERMES, None, [text])).calls
+    assert [json.loads(call.arguments) for call in calls] == ([] if arguments is None else [arguments])

@@ -96,18 +96,20 @@ public:
              float* scratch) {
         const size_t which = size_t(item / kv_heads_);
         const int kv_head = item % kv_heads_;
-        const size_t at = size_t(kv_head) * slots * kv_bytes(kind, dim_);
-        KVHead head{static_cast<const char*>(k) + at, static_cast<const char*>(v) + at, kv_elements(kind, dim_), dim_, kind, nullptr, 0};
+        const size_t head_bytes = slots * kv_bytes(kind, dim_), at = size_t(kv_head) * head_bytes;
+        KVHead head{static_cast<const char*>(k) + at, static_cast<const char*>(v) + at, kv_elements(kind, dim_), dim_, kind};
         scratch += (64 - reinterpret_cast<uintptr_t>(scratch) % 64) % 64 / sizeof(float);
         Call call{kernels, head, q, out, scale, scratch, kv_head};
         if (which < blocks_.size()) return run_block(blocks_[which], call);
         const size_t cut = which - blocks_.size();
         const size_t end = cut + 1 < cuts_.size() ? cuts_[cut + 1] : units_.size();
         for (size_t i = cuts_[cut]; i < end; i++) {
-            const bool more = i + 1 < end;
-            const Piece next = more ? pieces_[units_[i + 1].first_piece] : Piece{};
+            const bool more = i + 1 < end, other_head = !more && kv_head + 1 < kv_heads_;  // else the next item is the next cut's first
+            const size_t next_unit = other_head ? cuts_[cut] : i + 1;
+            const Piece next = next_unit < units_.size() ? pieces_[units_[next_unit].first_piece] : Piece{};
             head.ahead = next.slots;
             head.ahead_count = next.end - next.begin;
+            head.ahead_k = more ? head.k : static_cast<const char*>(k) + (other_head ? at + head_bytes : 0);
             run_unit(units_[i], call);
         }
     }

@@ -15,6 +15,7 @@ namespace attention {
 constexpr int kTile = kWide >= 4 ? kWide : 3;  // queries and vectors of a tile of registers
 constexpr int kVectors = kWide >= 4 ? 4 : 2;
 constexpr int kSpanVectors = kSpan / kLanes;
+constexpr int kStored = kTile < 4 ? kTile : 4;  // queries up to which values are not brought into float32 first
 
 // 2^x to 2e-7 of itself for x <= 0, 0 at -inf, NaN at NaN (max gives its second argument where one is NaN)
 static inline F two_to(F x) {
@@ -71,16 +72,39 @@ static inline __attribute__((always_inline)) void load_columns(const void* base,
     }
 }
 
+// What is fetched while something else is computed: the rows of some slots, one with each step.
+struct Ahead {
+    const char* base = nullptr;
+    const int32_t* slots = nullptr;
+    int count = 0;
+    size_t slot_bytes = 0, row_bytes = 0;
+
+    void fetch(int i) const {
+        if (i >= count) return;
+        const char* row = base + size_t(slots[i]) * slot_bytes;
+        for (size_t j = 0; j < row_bytes; j += 64) __builtin_prefetch(row + j, 0, 3);
+    }
+    Ahead part(int i, int parts) const {  // of equal ones
+        const int size = (count + parts - 1) / parts, begin = i * size < count ? i * size : count;
+        Ahead some = *this;
+        some.slots += begin, some.count = count - begin < size ? count - begin : size;
+        return some;
+    }
+};
+
 // Keys of the positions low .. high of a chunk as [dim][64]. slots: of the position `low`.
 template <KV KIND>
-static void load_keys(const KVHead& head, const int32_t* slots, int low, int high, float* keys) {
+static void load_keys(const KVHead& head, const int32_t* slots, int low, int high, float* keys, const Ahead& ahead) {
     slots -= low;
+    int fetched = 0;
+    const int columns = (head.dim + kLanes - 1) / kLanes, rows = (kLanes + columns - 1) / columns;  // fetched beside a block of 16 columns
     for (int first = low / kLanes * kLanes; first < high; first += kLanes) {
         const int begin = low > first ? low - first : 0, end = high - first < kLanes ? high - first : kLanes;
         size_t at[kLanes] = {};
         for (int i = begin; i < end; i++) at[i] = size_t(slots[first + i]) * head.stride;
         for (int d = 0; d < head.dim; d += kLanes) {
             float* out = keys + d * kChunk + first;
+            for (const int behind = fetched + rows; fetched < behind; fetched++) ahead.fetch(fetched);
             if (end - begin == kLanes && head.dim - d >= kLanes) load_columns<KIND, true>(head.k, at, 0, kLanes, kLanes, out);
             else load_columns<KIND, false>(head.k, at, begin, end, head.dim - d, out);
             for (int i = 0; i < kLanes; i++) at[i] += kLanes;
@@ -111,26 +135,6 @@ static void load_values(const KVHead& head, const int32_t* slots, int count, flo
         if (d < dim) store(out, scaled(load_kv<KIND>(base, at + d, dim - d))), out += kLanes;
     }
 }
-
-// What is fetched while something else is computed: the rows of some slots, one with each step.
-struct Ahead {
-    const char* base = nullptr;
-    const int32_t* slots = nullptr;
-    int count = 0;
-    size_t slot_bytes = 0, row_bytes = 0;
-
-    void fetch(int i) const {
-        if (i >= count) return;
-        const char* row = base + size_t(slots[i]) * slot_bytes;
-        for (size_t j = 0; j < row_bytes; j += 64) __builtin_prefetch(row + j, 0, 3);
-    }
-    Ahead part(int i, int parts) const {  // of equal ones
-        const int size = (count + parts - 1) / parts, begin = i * size < count ? i * size : count;
-        Ahead some = *this;
-        some.slots += begin, some.count = count - begin < size ? count - begin : size;
-        return some;
-    }
-};
 
 // acc[r][c] += sum over i = begin .. end, in order, of a[r][i] * b[i * stride + 16 c ...]
 template <int R, int C>
@@ -276,6 +280,54 @@ static void sum_tile(const Block& b, const float* weights, const int32_t* from, 
     }
 }
 
+// The same sums for the queries of one tile, from the values as they are stored: nobody else reads them here.
+template <KV KIND, int R>
+static void sum_stored(const KVHead& head, const int32_t* slots, const Block& b, const float* weights, const int32_t* from, const int32_t* to,
+                       float* const* part, const Ahead& ahead) {
+    int low, high;
+    if (!seen<R>(b, from, to, low, high)) return;
+    const float* rows = weights - b.begin;
+    slots -= b.begin;
+    const size_t stride = head.stride;
+    const void* base = head.v;
+    for (int at = 0; at < b.padded; at += kVectors * kLanes) {
+        F acc[R][kVectors];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int c = 0; c < kVectors; c++) acc[r][c] = load(part[r] + 2 + at + c * kLanes);
+        for (int i = low; i < high; i++) {
+            if (at == 0) ahead.fetch(i - low);
+            const size_t row = size_t(slots[i]) * stride;
+            F column[kVectors];
+#pragma GCC unroll 4
+            for (int c = 0; c < kVectors; c++) column[c] = load_kv<KIND>(base, row + at + c * kLanes, kLanes);
+            if constexpr (KIND == KV::kI8) {
+                const F by = set1(kv_scale<KIND>(base, row, head.dim));
+#pragma GCC unroll 4
+                for (int c = 0; c < kVectors; c++) column[c] = mul(column[c], by);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) {
+                const F x = set1(rows[r * kSpan + i]);
+#pragma GCC unroll 4
+                for (int c = 0; c < kVectors; c++) acc[r][c] = fma(x, column[c], acc[r][c]);
+            }
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int c = 0; c < kVectors; c++) store(part[r] + 2 + at + c * kLanes, add(acc[r][c], zero()));
+    }
+}
+
+template <KV KIND, int R>
+static void sum_stored_tile(int count, const KVHead& head, const int32_t* slots, const Block& b, const float* weights, const int32_t* from,
+                            const int32_t* to, float* const* part, const Ahead& ahead) {
+    if (count >= R) return sum_stored<KIND, R>(head, slots, b, weights, from, to, part, ahead);
+    if constexpr (R > 1) sum_stored_tile<KIND, R - 1>(count, head, slots, b, weights, from, to, part, ahead);
+}
+
 template <int R>
 static void score_tiles(int count, const Block& b, const float* const* q, const int32_t* from, const int32_t* to, float* out,
                         const Ahead& ahead) {
@@ -310,14 +362,15 @@ static void attend_to(const KVHead& head, const Piece* pieces, int piece_count, 
         for (int start = piece.begin / kChunk * kChunk; start < piece.end; start += kChunk) {
             const int begin = piece.begin > start ? piece.begin : start, end = piece.end < start + kChunk ? piece.end : start + kChunk;
             const int32_t* slots = piece.slots + (begin - piece.begin);
-            load_keys<KIND>(head, slots, begin - start, end - start, rows);
+            const Ahead values = ahead(head.v, slots, end - begin);  // fetched in most of the time there is
+            const int tiles = (piece.last - piece.first + kTile - 1) / kTile;
+            load_keys<KIND>(head, slots, begin - start, end - start, rows, tiles == 1 ? values : Ahead{});
             if constexpr (KIND == KV::kI8)
                 for (int i = begin; i < end; i++) by[i - start] = scale * kv_scale<KIND>(head.k, size_t(slots[i - begin]) * head.stride, head.dim);
             const Block block{rows, start, begin, end, head.dim, padded, by};
-            const Ahead values = ahead(head.v, slots, end - begin);
-            const int tiles = (piece.last - piece.first + kTile - 1) / kTile;
             for (int i = piece.first, t = 0; i < piece.last; i += kTile, t++)
-                score_tiles<kTile>(piece.last - i, block, q + i, from + i, to + i, weights + i * kSpan + (start - span), values.part(t, tiles));
+                score_tiles<kTile>(piece.last - i, block, q + i, from + i, to + i, weights + i * kSpan + (start - span),
+                                   tiles == 1 ? Ahead{} : values.part(t, tiles));
         }
     }
     for (int i = 0; i < count; i++) {
@@ -340,9 +393,16 @@ static void attend_to(const KVHead& head, const Piece* pieces, int piece_count, 
         }
         for (int begin = piece.begin; begin < piece.end; begin += at_once) {
             const int end = piece.end - begin < at_once ? piece.end : begin + at_once;
+            if (piece.last - piece.first <= kStored && head.dim % (kVectors * kLanes) == 0) {
+                const Block block{nullptr, piece.begin, piece.begin, piece.end, head.dim, padded, nullptr};
+                const int i = piece.first;
+                sum_stored_tile<KIND, kStored>(piece.last - i, head, piece.slots, block, weights + i * kSpan + (piece.begin - span), from + i, to + i,
+                                               part + i, ahead(head.ahead_k, head.ahead, last ? head.ahead_count : 0));
+                break;
+            }
+            const Ahead next = ahead(head.ahead_k, head.ahead, last && end == piece.end ? head.ahead_count : 0);
             load_values<KIND>(head, piece.slots + (begin - piece.begin), end - begin, rows);
             const Block block{rows, begin, begin, end, head.dim, padded, nullptr};
-            const Ahead next = ahead(head.k, head.ahead, last && end == piece.end ? head.ahead_count : 0);
             const int tiles = (piece.last - piece.first + kTile - 1) / kTile;
             for (int i = piece.first, t = 0; i < piece.last; i += kTile, t++)
                 sum_tiles<kTile>(piece.last - i, block, weights + i * kSpan + (begin - span), from + i, to + i, part + i, next.part(t, tiles));
@@ -358,13 +418,20 @@ static void attend(const KVHead& head, const Piece* pieces, int piece_count, con
     else attend_to<KV::kBF16>(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
 }
 
+// Of the two parts the one with the larger score keeps its numbers, the other is scaled: fma(part, scale, into), or into * scale + part.
 static void merge(float* into, const float* from, int dim) {
-    const float a = into[0], b = from[0], most = b > a ? b : a;
-    const F shift = set1(most > kLowest ? most : kLowest);
-    const F keep = two_to(sub(set1(a), shift)), take = two_to(sub(set1(b), shift));
+    const float a = into[0], b = from[0], most = b > a ? b : a, least = b > a ? a : b;
+    const F scale = two_to(set1(least - (most > kLowest ? most : kLowest)));
+    float one[kLanes];
+    store(one, scale);
     into[0] = most;
-    into[1] = into[1] * reduce_max(keep) + from[1] * reduce_max(take);
-    for (int d = 2; d < dim + 2; d += kLanes) store(into + d, fma(load(from + d), take, mul(load(into + d), keep)));
+    if (b > a) {
+        into[1] = into[1] * one[0] + from[1];
+        for (int d = 2; d < dim + 2; d += kLanes) store(into + d, fma(load(into + d), scale, load(from + d)));
+    } else {
+        into[1] = into[1] + from[1] * one[0];
+        for (int d = 2; d < dim + 2; d += kLanes) store(into + d, fma(load(from + d), scale, load(into + d)));
+    }
 }
 
 static void finish(const float* part, int dim, float* out) {

@@ -12,7 +12,8 @@ struct KVHead {  // keys and values of one head of one layer
     size_t stride;  // elements between two slots
     int dim;
     KV kind;
-    const int32_t* ahead = nullptr;  // slots that will be attended to next: their keys are fetched while these are
+    const void* ahead_k = nullptr;  // the keys, of this head or the next one, that will be attended to next, in these slots: they are fetched meanwhile
+    const int32_t* ahead = nullptr;
     int ahead_count = 0;
 };
 

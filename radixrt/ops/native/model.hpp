@@ -315,6 +315,13 @@ private:
             const Matrix& w = part == 0 ? layer.q : part == 1 ? layer.k : layer.v;
             const int head = at * unit, heads = std::min(unit, (part == 0 ? s.heads : s.kv_heads) - head);
             const int tiles = unit * s.dim / kLanes, stride = tiles * kLanes;
+            uint8_t* cache = part == 1 ? layer.k_cache : part == 2 ? layer.v_cache : nullptr;
+            const size_t row_bytes = kv_bytes(s.kv, s.dim);
+            const auto stored = [&](int r, int h) { return cache + (size_t(head + h) * m.slots + size_t(b.write_slots[first + r])) * row_bytes; };
+            if (cache && count <= kRowItem)  // where the results go is far away; it is brought near meanwhile
+                for (int r = 0; r < count; r++)
+                    for (int h = 0; h < heads; h++)
+                        for (size_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(stored(r, h) + i, 1);
             grow(bench.wide, size_t(count) * stride);
             k.matmul(w, at * tiles, std::min(w.tiles(), (at + 1) * tiles), from.rows(w, size_t(first), count),
                      bench.wide.data() - size_t(at) * tiles * kLanes, size_t(stride), false);
@@ -329,9 +336,7 @@ private:
                     if (part == 0) {
                         std::memcpy(m.q_.data() + (size_t(first + r) * s.heads + head + h) * s.dim, values, size_t(s.dim) * sizeof(float));
                     } else {
-                        uint8_t* cache = part == 1 ? layer.k_cache : layer.v_cache;
-                        k.store_kv(values, s.dim, s.kv,
-                                   cache + (size_t(head + h) * m.slots + size_t(b.write_slots[first + r])) * kv_bytes(s.kv, s.dim));
+                        k.store_kv(values, s.dim, s.kv, stored(r, h));
                     }
                 }
             }

@@ -6,7 +6,6 @@ float8 e4m3: what is stored is ``value / scale``, rounded to nearest even and ke
 device has.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
 
 from collections.abc import Iterator

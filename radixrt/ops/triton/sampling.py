@@ -14,7 +14,6 @@ row, and is the same in every run. All buffers have sizes that follow from the s
 hold the whole draw. Cost: the logits are read once; three times where a row is filtered.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
 
 from collections.abc import Iterator

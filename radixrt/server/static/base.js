@@ -80,7 +80,13 @@ async function readModels() {
     $("model").textContent = plain(chosen.model);
   } catch { /* the figures tell that the server does not answer */ }
 }
-$("models").addEventListener("change", () => { chosen.model = $("models").value; });
+$("models").addEventListener("change", () => {
+  chosen.model = $("models").value;
+  past.length = 0;
+  runs.clear();
+  poll();
+});
+const ofModel = (mark) => $("models").hidden ? "" : mark + "model=" + encodeURIComponent(chosen.model); // where the server has several
 
 // ---- light and dark
 
@@ -179,15 +185,15 @@ async function poll() {
     let pause = 1200;
     if (!document.hidden && !waitsForKey) {
       try {
-        const seen = await (await ask("/v1/tree")).json();
+        const seen = await (await ask("/v1/tree" + ofModel("?"))).json();
         if (turn !== looking) return;
         if (!chosen.model) readModels();
         const busy = seen.stats.running + seen.stats.waiting > 0;
         figures(seen);
         if (!narrow.matches || document.body.dataset.view === "tree") showTree(seen);
         if (document.body.dataset.panel === "runs") await readRuns();
-        health(busy ? "busy" : "good", busy ? seen.stats.running + " running" : "idle");
-        pause = writing ? 350 : busy ? 450 : 1000;
+        health(busy ? "busy" : "good", busy ? seen.stats.running + " running" : seen.loaded ? "idle" : "not loaded");
+        pause = writing || busy ? 500 : 1000;
       } catch (error) {
         health("bad", error.status === 401 ? "needs a key" : error.status ? "the engine does not answer" : "not reachable");
         pause = 2500;

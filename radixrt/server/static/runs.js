@@ -9,7 +9,7 @@ async function readRuns() {
   if (waitsForKey) return;
   const known = Array.from(runs.values()).filter((run) => run.over).map((run) => run.number).slice(-60);
   try {
-    const seen = await (await ask("/v1/runs?known=" + known.join(","))).json();
+    const seen = await (await ask("/v1/runs?known=" + known.join(",") + ofModel("&"))).json();
     for (const run of seen.runs) runs.set(run.number, run);
     for (const number of Array.from(runs.keys())) if (!seen.numbers.includes(number)) runs.delete(number);
     showRuns(seen.numbers);
@@ -207,7 +207,7 @@ $("example").addEventListener("click", async () => {
   $("runs-error").hidden = true;
   const look = setInterval(readRuns, 300);
   follow = Math.max(0, ...runs.keys());
-  try { await ask("/v1/programs", EXAMPLE); } catch (error) {
+  try { await ask("/v1/programs" + ofModel("?"), EXAMPLE); } catch (error) {
     $("runs-error").textContent = plain(error.message);
     $("runs-error").hidden = false;
   }
