@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from radixrt.errors import ModelError
 from radixrt.model.config import ModelConfig
+from radixrt.model.device import upload
 from radixrt.model.kv_store import KVStore
 from radixrt.model.rope import cos_sin_table
 from radixrt.ops.interface import IntArray, Ops
@@ -79,7 +81,7 @@ class Decoder:
 
     def forward(
         self,
-        tokens: IntArray,
+        tokens: IntArray | torch.Tensor,
         positions: IntArray,
         write_slots: IntArray,
         q_lens: IntArray,
@@ -89,17 +91,39 @@ class Decoder:
     ) -> None:
         """Compute ``T`` tokens of several sequences and write their KV and final hidden states to their slots.
 
-        The arrays are those of ``ForwardBatch``. Within a layer KV is written before any query reads it.
+        The arrays are those of ``ForwardBatch``; ``tokens`` may be on the device already. Within a layer KV is written before any query
+        reads it.
         """
-        ops, config = self.ops, self.config
-        slots = torch.from_numpy(write_slots).long().to(ops.device)
-        cos_sin = self.cos_sin.index_select(0, torch.from_numpy(positions).to(ops.device))
-        cos, sin = cos_sin[:, :1], cos_sin[:, 1:]
+        config, device = self.config, self.ops.device
+        known = tokens if isinstance(tokens, torch.Tensor) else None
+        host = np.stack((positions, write_slots, positions if isinstance(tokens, torch.Tensor) else tokens))
+        inputs = upload(host, torch.empty(host.shape, dtype=torch.int32, device=device))
         plans = {
-            window: ops.plan_attention(q_lens, kv_lens, kv_slots, config.num_heads, config.num_kv_heads, window)
-            for window in {layer.window for layer in self.layers}
+            window: self.ops.plan_attention(q_lens, kv_lens, kv_slots, config.num_heads, config.num_kv_heads, window)
+            for window in self.windows
         }
-        x = self.embed.index_select(0, torch.from_numpy(tokens).to(ops.device))
+        self.compute(inputs[2] if known is None else known, inputs[0], inputs[1], plans, store)
+
+    @property
+    def windows(self) -> set[int | None]:
+        """Of its layers: each needs a plan of its own."""
+        return {layer.window for layer in self.layers}
+
+    def compute(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        write_slots: torch.Tensor,
+        plans: Mapping[int | None, Any],
+        store: KVStore,
+    ) -> None:
+        """``forward`` of what is on the device, int32 ``[T]`` each, and planned for each of ``windows``: nothing here looks at a value,
+        so that it can be recorded and replayed."""
+        ops, config = self.ops, self.config
+        slots = write_slots.long()
+        cos_sin = self.cos_sin.index_select(0, positions)
+        cos, sin = cos_sin[:, :1], cos_sin[:, 1:]
+        x = self.embed.index_select(0, tokens)
         for layer, k_cache, v_cache in zip(self.layers, store.k, store.v, strict=True):
             x = x + self._attend(
                 layer,
