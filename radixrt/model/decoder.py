@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from radixrt.model.config import Experts, ModelConfig
+from radixrt.model.device import upload
 from radixrt.model.kv_store import KVStore
 from radixrt.model.layers import Layer, LayerReader, Mlp, Moe, Norm, tensors
 from radixrt.model.rope import cos_sin_table
@@ -55,7 +57,7 @@ class Decoder:
 
     def forward(
         self,
-        tokens: IntArray,
+        tokens: IntArray | torch.Tensor,
         positions: IntArray,
         write_slots: IntArray,
         q_lens: IntArray,
@@ -65,17 +67,38 @@ class Decoder:
     ) -> None:
         """Compute ``T`` tokens of several sequences and write their KV and final hidden states to their slots.
 
-        The arrays are those of ``ForwardBatch``. Within a layer KV is written before any query reads it.
+        The arrays are those of ``ForwardBatch``; ``tokens`` may be on the device already. Within a layer KV is written before any query
+        reads it.
         """
-        ops, config, layers = self.ops, self.config, self.layers
-        slots = torch.from_numpy(write_slots).long().to(ops.device)
-        at = torch.from_numpy(positions).to(ops.device)
-        rotations = [table.index_select(0, at) for table in self.cos_sin]
+        config, device = self.config, self.ops.device
+        known = tokens if isinstance(tokens, torch.Tensor) else None
+        host = np.stack((positions, write_slots, positions if isinstance(tokens, torch.Tensor) else tokens))
+        inputs = upload(host, torch.empty(host.shape, dtype=torch.int32, device=device))
         plans = {
-            window: ops.plan_attention(q_lens, kv_lens, kv_slots, config.num_heads, config.num_kv_heads, window)
-            for window in {layer.window for layer in layers}
+            window: self.ops.plan_attention(q_lens, kv_lens, kv_slots, config.num_heads, config.num_kv_heads, window)
+            for window in self.windows
         }
-        x = self.embed.index_select(0, torch.from_numpy(tokens).to(ops.device))
+        self.compute(inputs[2] if known is None else known, inputs[0], inputs[1], plans, store)
+
+    @property
+    def windows(self) -> set[int | None]:
+        """Of its layers: each needs a plan of its own."""
+        return {layer.window for layer in self.layers}
+
+    def compute(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        write_slots: torch.Tensor,
+        plans: Mapping[int | None, Any],
+        store: KVStore,
+    ) -> None:
+        """``forward`` of what is on the device, int32 ``[T]`` each, and planned for each of ``windows``: nothing here looks at a value,
+        so that it can be recorded and replayed."""
+        ops, layers = self.ops, self.layers
+        slots = write_slots.long()
+        rotations = [table.index_select(0, positions) for table in self.cos_sin]
+        x = self.embed.index_select(0, tokens)
         if self.embed_scale != 1:
             x = x * self.embed_scale
         first = layers[0].attention_in

@@ -105,6 +105,7 @@ def _measured(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
     from radixrt.model.kv_store import bytes_per_token
 
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+    dtypes["fp8"] = torch.float8_e4m3fn
     shape = shape_of(checkpoint)
     cuda = torch.cuda.is_available()
     own = (shape.dtype or "float32") if cuda else "float32"

@@ -214,7 +214,7 @@ class HookedDecoder:
 
     def forward(
         self,
-        tokens: IntArray,
+        tokens: IntArray | torch.Tensor,
         positions: IntArray,
         write_slots: IntArray,
         q_lens: IntArray,
@@ -230,7 +230,7 @@ class HookedDecoder:
             for window in set(config.windows)
         }
         self._hook.batch = _Batch(slots, plans, store)
-        ids, at = (torch.from_numpy(array).long().to(ops.device)[None] for array in (tokens, positions))
+        ids, at = (torch.as_tensor(array).long().to(ops.device)[None] for array in (tokens, positions))
         # a mask of four dimensions is left as it is, and so none is made
         mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=ops.device)
         ops.store(store.hidden, slots, self._call(ids, at, mask).last_hidden_state[0])

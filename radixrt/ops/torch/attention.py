@@ -47,8 +47,13 @@ class Plan:
             most = max(g.batch * g.keys for g in self.groups)
             self.scratch = (cache.new_empty((most, *cache.shape[1:])), cache.new_empty((most, *cache.shape[1:])))
         out = self.scratch[which][: group.batch * group.keys]
-        torch.index_select(cache, 0, group.slots, out=out)
+        torch.index_select(_movable(cache), 0, group.slots, out=_movable(out))
         return out.view(group.batch, group.keys, *cache.shape[1:]).transpose(1, 2)
+
+
+def _movable(cache: torch.Tensor) -> torch.Tensor:
+    """A float8 cache as its bytes, which torch can gather; another as it is."""
+    return cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
 
 
 def plan_attention(

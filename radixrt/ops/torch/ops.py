@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from radixrt.ops.interface import IntArray
 from radixrt.ops.torch import attention as paged
 from radixrt.ops.torch.experts import moe
-from radixrt.ops.weights import Weight, dequantized
+from radixrt.ops.weights import FP8_MAX, Weight, dequantized
 
 _FEW_ROWS = 64  # up to here a CPU multiplies weight @ x^T instead of x @ weight^T
 _ALPHA, _LIMIT = 1.702, 7.0  # of swiglu_oai
@@ -77,6 +77,8 @@ class TorchOps:
         return _rotated(q, cos, sin)
 
     def store(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        if cache.dtype is torch.float8_e4m3fn:  # beyond its range are no infinities, but no numbers
+            cache, rows = cache.view(torch.uint8), rows.clamp(-FP8_MAX, FP8_MAX).to(cache.dtype).view(torch.uint8)
         cache.index_copy_(0, slots, rows.to(cache.dtype))
 
     def plan_attention(

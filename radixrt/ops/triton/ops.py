@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from radixrt.ops.interface import IntArray
 from radixrt.ops.triton import attention as paged
 from radixrt.ops.triton import linear as matrices
-from radixrt.ops.triton import rows
+from radixrt.ops.triton import rows, sampling
 from radixrt.ops.triton.moe import moe
-from radixrt.ops.triton.plan import Plan, plan_attention
+from radixrt.ops.triton.plan import PaddedPlan, Plan, plan_attention
 from radixrt.ops.weights import Weight
 
 
@@ -56,7 +58,8 @@ class TritonOps:
         v_cache: torch.Tensor,
         slots: torch.Tensor,
     ) -> torch.Tensor:
-        return rows.rope_store(q, k, v, cos, sin, k_cache, v_cache, slots)
+        k_scale, v_scale = (None, None) if self.kv_scales is None else self.kv_scales
+        return rows.rope_store(q, k, v, cos, sin, k_cache, v_cache, slots, k_scale=k_scale, v_scale=v_scale)
 
     def store(self, cache: torch.Tensor, slots: torch.Tensor, rows_: torch.Tensor) -> None:
         rows.store(cache, slots, rows_)
@@ -77,6 +80,24 @@ class TritonOps:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return paged.attention(q, k_cache, v_cache, plan, scale, softcap, sinks, self.kv_scales)
+
+    def fixed_plan(
+        self, batch: int, max_kv: int, heads: int, kv_heads: int, window: int | None, beside: PaddedPlan | None
+    ) -> PaddedPlan:
+        """See ``radixrt.model.graphs.FixedPlans``."""
+        return PaddedPlan(batch, max_kv, heads, kv_heads, window, self.device, beside=beside)
+
+    def draw(
+        self, logits: torch.Tensor, masks: torch.Tensor | None, mask_rows: torch.Tensor | None, wishes: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``radixrt.model.draw.Drawer``: tokens int32 ``[R]``, and the largest allowed logit of each row."""
+        if wishes is None:
+            return sampling.draw(logits, masks, mask_rows)
+        edits = None
+        if wishes.edit_ids.numel():
+            edits = sampling.Edits(wishes.edit_end, wishes.edit_ids, wishes.edit_factor, wishes.edit_add)
+        filters = (wishes.top_k, wishes.top_p, wishes.min_p)
+        return sampling.draw(logits, masks, mask_rows, wishes.temperature, *filters, wishes.chance, edits)
 
     def moe(
         self,
