@@ -39,7 +39,7 @@ def draw(
             tokens[row] = x.argmax()
             continue
         values, order = ((x - best[row]) / w.temperature[row]).exp(), torch.arange(vocab)
-        if w.top_k[row] or w.top_p[row] < 1 or w.min_p[row] > 0:
+        if w.top_k is not None and (w.top_k[row] or w.top_p[row] < 1 or w.min_p[row] > 0):
             values, order = values.sort(descending=True, stable=True)
             values[int(w.top_k[row]) or vocab :] = 0
             before = values.cumsum(0) - values

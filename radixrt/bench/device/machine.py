@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import subprocess
 import time
 
 import torch
@@ -67,6 +68,21 @@ def _bf16(bench: Bench) -> None:
     bench.add(
         "bf16 peak", 2 * size**3 / took / 1e12, "TFLOP/s", note=f"torch, {size} x {size} x {size}, random numbers"
     )
+    if bench.cuda:
+        clock, memory = _smi("clocks.sm"), _smi("clocks.mem")
+        bench.add("clock of the multiprocessors just after it", clock, "MHz")
+        bench.add("clock of the memory just after it", memory, "MHz")
+
+
+def _smi(field: str) -> float | None:
+    """A number that the driver's tool tells; ``None``: it does not."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    try:
+        return float(
+            subprocess.run(command, check=False, capture_output=True, text=True, timeout=10).stdout.splitlines()[0]
+        )
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
+        return None
 
 
 def _fp8(bench: Bench) -> None:
@@ -78,7 +94,7 @@ def _fp8(bench: Bench) -> None:
     one = torch.ones((), device=bench.device)
     took = seconds(
         bench,
-        lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16),
+        lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True),
         cold=False,
     )
     bench.add("fp8 peak", 2 * size**3 / took / 1e12, "TFLOP/s", note=f"torch, {size} x {size} x {size}")
