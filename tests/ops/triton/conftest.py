@@ -1,14 +1,11 @@
-"""Kernels run in triton's interpreter here, on the CPU; it has to be chosen before the first kernel is imported."""
+"""Kernels run in triton's interpreter here, on the CPU: ``tests/conftest.py`` chooses it, before anyone imports triton."""
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 
 class _Skipped(pytest.Module):
