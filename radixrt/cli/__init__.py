@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from radixrt import __version__
+from radixrt.cli import figures
 from radixrt.cli.flags import Parser
 from radixrt.errors import RadixrtError, nearest, shown
 
@@ -86,7 +87,8 @@ def _fail(message: str) -> int:
     except (OSError, ValueError):
         _mute(sys.stdout)
     try:
-        print("radixrt: " + message.replace("\n", " "), file=sys.stderr, flush=True)
+        # a message may quote a file's name, or what stands in it
+        print("radixrt: " + figures.printable(message.replace("\n", " "), sys.stderr), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         _mute(sys.stderr)
     return 2

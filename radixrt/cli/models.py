@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ def problem(model: LocalModel) -> str | None:
     is_gguf = model.path.suffix == ".gguf"
     if model.problem is None and model.family not in (ARCHITECTURES if is_gguf else (*FAMILIES, *PARTS, *HOOKED)):
         names = f"{', '.join(ARCHITECTURES)} (as GGUF)" if is_gguf else supported()
-        return f"the family {model.family!r} is not supported; supported are {names}"
+        return f"the family {shown(model.family)} is not supported; supported are {names}"
     return model.problem
 
 
@@ -157,7 +158,7 @@ def details(model: LocalModel) -> dict[str, Any]:
         shape = shape_of(checkpoint)
         template = checkpoint.tokenizer().chat_template
         names = checkpoint.names()
-        parameters = sum(_product(checkpoint.shape(name)) for name in names)
+        parameters = sum(math.prod(checkpoint.shape(name)) for name in names)
     finally:
         checkpoint.close()
     tools, reasoning = choose_tool_format(template), choose_reasoning_format(template)
@@ -197,10 +198,3 @@ def described(found: dict[str, Any]) -> str:
     }  # fmt: skip
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -89,7 +90,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, as a ModelError if there is none."""
     try:
-        if path.stat().st_size > _MAX_JSON:
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode):  # a pipe or a device has no end
+            raise ModelError(f"{path}: cannot be read (not a regular file)")
+        if state.st_size > _MAX_JSON:
             raise ModelError(f"{path}: larger than {_MAX_JSON} bytes")
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:

@@ -5,6 +5,7 @@ Invariants: reads headers only; where the settings leave it open, decides as ``M
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,8 +117,9 @@ def _measured(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
     stored = ("float16" if native else computes) if config.kv_dtype == "auto" else config.kv_dtype
     weights = checkpoint.nbytes
     quantized = checkpoint.format == "safetensors" and "quantization_config" in checkpoint.config
-    if not native or quantized:  # the native kernels keep a GGUF file's blocks, and no others
-        elements = sum(_product(checkpoint.shape(name)) for name in checkpoint.names())
+    # the native kernels keep a GGUF file's blocks, and those of a GPU what of a quantized checkpoint they can multiply with
+    if not (native and not quantized) and not (cuda and quantized):
+        elements = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
         weights = elements * dtypes[computes].itemsize
     per_token = bytes_per_token(shape, dtypes[computes], dtypes[stored])
     return Footprint(checkpoint.name, weights, per_token, computes, native, "cuda" if cuda else "cpu", shape)
@@ -129,10 +131,3 @@ def _native(config: EngineConfig, cuda: bool) -> bool:
     if cuda or config.kernels == "torch" or config.dtype not in ("auto", "float32"):
         return False
     return native is not None and native.variants()[0] != "portable"
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

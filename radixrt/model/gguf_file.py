@@ -142,6 +142,8 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+            raise ModelError(f"{path}: cannot be read (not a regular file)")
         try:
             with path.open("rb") as file:
                 self.size = file.seek(0, 2)

@@ -56,7 +56,7 @@ def shard_paths(directory: Path) -> list[tuple[Path, list[str] | None]]:
                 raise ModelError(f"{index_path}: weight_map[{tensors[0]!r}]={name!r}: there is no such file")
         return [(directory / name, tensors) for name, tensors in sorted(shards.items())]
     single = directory / "model.safetensors"
-    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    files = [single] if single.is_file() else sorted(filter(Path.is_file, directory.glob("*.safetensors")))
     if not files:
         raise ModelError(f"{directory}: has no *.safetensors file (weights in other formats are not read)")
     return [(file, None) for file in files]

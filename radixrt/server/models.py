@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixrt.engine.inputs import Prompt
 from radixrt.engine.stats import EngineStats
@@ -32,6 +32,7 @@ log = logging.getLogger("radixrt.server")
 
 _PATIENCE = 5.0  # seconds that a request waits for room before those who hold it take no new requests
 _SILENT = 0.2  # seconds that a socket has said nothing and does nothing, before it is asked to go
+_Seen = TypeVar("_Seen")
 _NONE: dict[str, Any] = {field.name: 0 for field in fields(EngineStats)} | {"programs": 0}
 
 
@@ -77,6 +78,7 @@ class Resident:
         self.expires = math.inf  # on the loop's clock
         self._info = plan.info
         self._tokenizer: Tokenizer | None = None
+        self._reading = asyncio.Lock()
 
     # ---- as an engine
 
@@ -112,11 +114,23 @@ class Resident:
         """Have the tokenizer, without the model.
 
         Raises:
-            ModelError: it cannot be read.
+            RequestFailed: it cannot be read.
         """
-        if self._tokenizer is None:
-            found = await asyncio.to_thread(self.plan.read)
-            self._tokenizer = self._tokenizer or found
+        async with self._reading:
+            if self._tokenizer is None:
+                try:
+                    found = await asyncio.to_thread(self.plan.read)
+                except (RadixrtError, OSError) as error:
+                    raise RequestFailed(self.failed(error)) from None
+                self._tokenizer = self._tokenizer or found
+
+    def failed(self, error: Exception) -> Failure:
+        """Why it is not there, for who asked for it."""
+        known = isinstance(error, (RadixrtError, OSError))
+        log.error("the model %s could not be loaded: %s", self.name, error, exc_info=not known)
+        reason = str(error) if known else "internal error"
+        status = 503 if isinstance(error, (EngineDied, EngineClosed)) else 500
+        return Failure(status, f"model={shown(self.name)}: cannot be loaded: {reason}", "model", "model_not_loaded")
 
     async def start(self) -> None: ...
 
@@ -153,18 +167,30 @@ class Resident:
         return self.engine is not None and await self.engine.abort(request_id)
 
     async def stats(self) -> dict[str, Any]:
-        return _NONE | {"pool_tokens": self._info.pool_tokens} if self.engine is None else await self.engine.stats()
+        return await self._look(lambda engine: engine.stats(), _NONE | {"pool_tokens": self._info.pool_tokens})
 
     async def tree(self, most: int) -> dict[str, Any]:
-        if self.engine is None:
-            return {"nodes": [], "requests": [], "protected": 0, "stats": await self.stats(), "loaded": False}
-        return await self.engine.tree(most)
+        stats = _NONE | {"pool_tokens": self._info.pool_tokens}
+        nothing = {"nodes": [], "requests": [], "protected": 0, "stats": stats, "loaded": False}
+        return await self._look(lambda engine: engine.tree(most), nothing)
 
     async def runs(self, known: Sequence[int]) -> dict[str, Any]:
-        return {"runs": [], "numbers": []} if self.engine is None else await self.engine.runs(known)
+        return await self._look(lambda engine: engine.runs(known), {"runs": [], "numbers": []})
 
     async def flush_cache(self) -> int:
-        return 0 if self.engine is None else await self.engine.flush_cache()
+        return await self._look(lambda engine: engine.flush_cache(), 0)
+
+    async def _look(self, ask: Callable[[EngineClient], Awaitable[_Seen]], nothing: _Seen) -> _Seen:
+        """What the engine says; ``nothing`` where the model is not loaded, or is unloaded meanwhile."""
+        engine = self.engine
+        if engine is None:
+            return nothing
+        try:
+            return await ask(engine)
+        except EngineClosed:
+            if self.engine is engine and self.leaving is None:
+                raise
+            return nothing
 
     def programs(self, peer: str, receive: Callable[[str], None]) -> ProgramLink:
         return self._engine().programs(peer, receive)
@@ -266,6 +292,8 @@ class Models:
             self._released(one)
 
     async def _acquire(self, one: Resident) -> None:
+        if one.open and not one.healthy and not one.leases:  # its process ended, and may stay down
+            self._unload(one)
         if not one.open:
             with self._waiting(one):
                 try:
@@ -287,7 +315,9 @@ class Models:
             if one.loading is None:
                 one.begun = False
                 one.loading = asyncio.create_task(self._load(one))
-            failure = await asyncio.shield(one.loading)
+            loading = one.loading
+            await asyncio.wait([loading])
+            failure = None if loading.cancelled() else loading.result()
             if failure is not None:
                 raise RequestFailed(failure)
 
@@ -340,15 +370,9 @@ class Models:
                 one.begun, one.held = True, one.need
             await self._fill(one)
             return None
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             one.failures += 1
-            known = isinstance(error, (RadixrtError, OSError))
-            log.error("the model %s could not be loaded: %s", one.name, error, exc_info=not known)
-            reason = str(error) if known else "internal error"
-            status = 503 if isinstance(error, (EngineDied, EngineClosed)) else 500
-            return Failure(status, f"model={shown(one.name)}: cannot be loaded: {reason}", "model", "model_not_loaded")
+            return one.failed(error)
         finally:
             if one.loading is asyncio.current_task():
                 one.loading = None
@@ -360,9 +384,11 @@ class Models:
         try:
             await engine.start()
         except BaseException:
-            one.held = 0
-            with suppress(Exception):
-                await engine.close()
+            try:
+                with suppress(Exception):
+                    await engine.close()
+            finally:
+                one.held = 0
             raise
         one.closing = False
         one.learn(engine)

@@ -55,6 +55,7 @@ from radixrt.server.ollama_requests import (
     SHOW,
     Asked,
     Rules,
+    keep_alive,
     named_model,
     read_turn,
 )
@@ -215,7 +216,7 @@ class Ollama:
             if not isinstance(options, Mapping):
                 raise InvalidRequest("options", f"={shown(options)}: must be an object")
             warnings += [f"options.{shown(key)} was ignored: it says nothing of a vector" for key in list(options)[:16]]
-            fields.pop("keep_alive", None)
+            keep_alive(fields.pop("keep_alive", None))
             return name, fields, warnings
 
         return await read(request, reader)

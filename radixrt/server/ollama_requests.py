@@ -1,12 +1,13 @@
 """Reads the bodies of ``/api/chat`` and ``/api/generate`` (Ollama): fields and options in, a turn out, or one error that names the field.
 
-Invariants: an option is honoured, refused, or one of ``IGNORED``, which say how Ollama's own engine is to run. The model is always loaded:
-``keep_alive`` is read and changes nothing.
+Invariants: an option is honoured, refused, or one of ``IGNORED``, which say how Ollama's own engine is to run. ``keep_alive`` is
+judged here, and heeded where there are several models.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,11 @@ IGNORED = (
 OPTIONS = (*_OPTIONS, "num_ctx", "repeat_last_n", *_OFF, *IGNORED)
 _MESSAGE = ("role", "content", "thinking", "images", "tool_calls", "tool_name", "tool_call_id")
 ROLES = ("system", "user", "assistant", "tool")
-_DURATION = re.compile(r"[+-]?((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))+|[+-]?\d+(\.\d+)?")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION = re.compile(rf"[+-]?(?:(?:{_PART.pattern})+|[0-9]+(?:\.[0-9]+)?)")
+_LONGEST = 100  # characters of a duration
+_FOR_GOOD = 1e9  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ def read_turn(body: Mapping[str, Any], valid: Sequence[str], rules: Rules) -> As
     chats = valid is CHAT
     body, warnings = known("api/chat" if chats else "api/generate", body, valid, LATER, rules.warn)
     model = named_model(body.get("model"), rules.models)
-    _keep_alive(body.get("keep_alive"))
+    keep_alive(body.get("keep_alive"))
     names = {"prompt": "messages" if chats else "prompt", "constraint": "format"}
     params = _params(body, names, rules.context)
     tools = read_tools("tools", body.get("tools"))
@@ -254,13 +259,18 @@ def _logprobs(wanted: Any, top: Any) -> int | None:
     return top if on else None
 
 
-def _keep_alive(value: Any) -> None:
-    """Judge how long the model is to stay, which it does anyway."""
-    if value is None or (isinstance(value, str) and _DURATION.fullmatch(value)):
-        return
+def keep_alive(value: Any) -> float | None:
+    """Seconds that a model is to stay; infinity: for good, as Ollama says it by what is below zero. ``None``: it is not said."""
+    if value is None:
+        return None
     if isinstance(value, str):
-        raise InvalidRequest("keep_alive", f"={shown(value)}: must be a number of seconds or a duration such as 5m")
-    number("keep_alive", value, -1e18, 1e18)
+        if len(value) > _LONGEST or not _DURATION.fullmatch(value):
+            raise InvalidRequest("keep_alive", f"={shown(value)}: must be a number of seconds or a duration such as 5m")
+        parts = _PART.findall(value) or [(value.lstrip("+-"), "")]
+        found = sum(float(count) * _SECONDS[unit] for count, unit in parts) * (-1 if value.startswith("-") else 1)
+    else:
+        found = number("keep_alive", value, -1e18, 1e18)
+    return found if 0 <= found <= _FOR_GOOD else math.inf
 
 
 # ---- messages

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from radixrt.errors import nearest, shown
+from radixrt.errors import InvalidRequest, nearest, shown
 from radixrt.server import anthropic, embeddings, ollama, openai, page, responses
 from radixrt.server.client import EngineClient
 from radixrt.server.config import ServerConfig
@@ -28,6 +27,7 @@ from radixrt.server.limits import Gate, read_object
 from radixrt.server.metrics import Metrics, exposition
 from radixrt.server.models import Models, Resident
 from radixrt.server.native import Native
+from radixrt.server.ollama_requests import keep_alive
 from radixrt.server.programs import Programs
 from radixrt.server.responses_store import ResponseStore
 
@@ -45,9 +45,6 @@ _WORK = (
     "/v1/chat/completions", "/v1/completions", "/v1/programs", "/generate", "/score", "/v1/responses", "/v1/messages",
     "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank",
 )  # fmt: skip
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PARTS = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
-_BARE = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
 class Rooms:
@@ -161,13 +158,18 @@ class Board:
 
         async def one(request: web.Request) -> web.StreamResponse:
             name = request.match_info["model"]
-            return await handlers[name if name in handlers else self.models.default.name](request) if name in handlers else _unknown(name, handlers)  # fmt: skip
+            if name not in handlers:
+                raise RequestFailed(_missing(name, handlers))
+            return await handlers[name](request)
 
         async def look(request: web.Request) -> web.StreamResponse:
-            return await handlers[self._named(request.query.get("model")).name](request)
+            return await handlers[self._named(_queried(request)).name](request)
 
         async def socket(request: web.Request) -> web.StreamResponse:
-            resident = self._named(request.query.get("model"))
+            resident = self._named(_queried(request))
+            if not web.WebSocketResponse().can_prepare(request):  # it says so, without the model
+                return await handlers[resident.name](request)
+            self._admit(resident)
             async with self.models.using(resident, socket=True):
                 return await handlers[resident.name](request)
 
@@ -191,28 +193,31 @@ class Board:
     async def _ask(self, request: web.Request, path: str, handlers: Mapping[str, Handler]) -> web.StreamResponse:
         body = await self._body(request)
         given = body.model if body.model is not None else body.name if path == "/api/show" else None
-        resident = self._named(given if given is not None else request.query.get("model"), tagged=path.startswith("/api/"))  # fmt: skip
+        resident = self._named(given if given is not None else _queried(request), tagged=path.startswith("/api/"))  # fmt: skip
         handler = handlers[resident.name]
         if path in _READERS or path == "/flush_cache":
             if path in _READERS:
                 await resident.read()
             return await handler(request)
-        rooms = self.rooms[resident.name]
-        full = rooms.gate.full if path in _WORK else None
-        if full is None and resident.waiting > self.config.max_queue:
-            problem = (
-                f"the queue is full: max_queue={self.config.max_queue} requests wait for the model {resident.name}"
-            )
-            full = Failure(429, problem, None, "queue_full")
+        full = self.rooms[resident.name].gate.full if path in _WORK else None
         if full is not None:
             raise RequestFailed(full)
-        keep = seconds(body.keep_alive) if path in _KEPT else None
-        ends = keep == 0 and path in _KEPT[:2] and not body.messages and not body.prompt
+        self._admit(resident)
+        keep = keep_alive(body.keep_alive) if path in _KEPT else None
+        ends = keep == 0 and path in _KEPT[:2] and body.asks_nothing
         if ends and not resident.open:
             return ollama.unloaded(resident.name, chats=path == "/api/chat")
         request[ollama.UNLOADS] = ends
         async with self.models.using(resident, keep=keep):
             return await handler(request)
+
+    def _admit(self, resident: Resident) -> None:
+        """Raises RequestFailed: as many wait for the model as may."""
+        most = self.config.max_queue
+        if resident.waiting > most:
+            self.rooms[resident.name].metrics.refused["max_queue"] += 1
+            problem = f"the queue is full: max_queue={most} requests wait for the model {resident.name}"
+            raise RequestFailed(Failure(429, problem, None, "queue_full"))
 
     async def _body(self, request: web.Request) -> _Body:
         """What a body says of its model; what is no body that a route would take is refused here, before a model is loaded for it."""
@@ -225,8 +230,9 @@ class Board:
         try:
             return _DECODER.decode(data)
         except (msgspec.DecodeError, RecursionError):
-            await read_object(request)  # says what is wrong
-            return _Body()
+            found = await read_object(request)  # says what is wrong, but for halves of characters, which it takes
+            asks = msgspec.Raw(b"true" if found.get("messages") or found.get("prompt") else b"")
+            return _Body(found.get("model"), found.get("name"), found.get("keep_alive"), asks)
 
     def _named(self, name: Any, *, tagged: bool = False) -> Resident:
         """The model of a name; ``tagged``: a ``:latest`` may stand behind it."""
@@ -275,8 +281,12 @@ class _Body(msgspec.Struct):
     model: Any = None
     name: Any = None
     keep_alive: Any = None
-    messages: Any = None
-    prompt: Any = None
+    messages: msgspec.Raw = msgspec.Raw()  # not read here, where everybody waits: it may be large
+    prompt: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def asks_nothing(self) -> bool:
+        return not any(text and msgspec.json.decode(text) for text in (self.messages, self.prompt))
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -290,28 +300,16 @@ _OWN: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Calla
 )  # fmt: skip
 
 
-def seconds(keep_alive: Any) -> float | None:
-    """Ollama's ``keep_alive``: seconds, or a duration such as 5m; below zero: for ever. ``None``: it is none, or no such thing."""
-    if isinstance(keep_alive, str):
-        if _BARE.fullmatch(keep_alive):
-            keep_alive = float(keep_alive)
-        else:
-            text = keep_alive.lstrip("+-")
-            if not text or "".join(m[0] for m in _PARTS.finditer(text)) != text:
-                return None
-            found = sum(float(m[1]) * _UNITS[m[2]] for m in _PARTS.finditer(text))
-            keep_alive = -found if keep_alive.startswith("-") else found
-    if isinstance(keep_alive, bool) or not isinstance(keep_alive, (int, float)):
-        return None
-    return float("inf") if keep_alive < 0 or keep_alive > 1e9 else float(keep_alive)
+def _queried(request: web.Request) -> str | None:
+    """The model that an address names."""
+    names = request.query.getall("model", [None])
+    if len(names) > 1:
+        raise InvalidRequest("model", f"={shown(names[1])}: stands twice in the address")
+    return names[0]
 
 
 def _missing(name: str, known: Mapping[str, Any]) -> Failure:
     return Failure(404, f"model={shown(name)}: is not served here{nearest(name, known)}", "model", "model_not_found")
-
-
-def _unknown(name: str, known: Mapping[str, Any]) -> web.StreamResponse:
-    raise RequestFailed(_missing(name, known))
 
 
 def _told(response: web.StreamResponse) -> dict[str, Any]:

@@ -243,6 +243,8 @@ def read_arguments(text: str, most: int) -> tuple[str | None, int]:
     if texts > most:
         return None, most
     outside = "\0".join(between)
+    if '"' in outside or "\\" in outside:  # of a string that does not end: it would be one with what is put in
+        return None, texts
     for python, json_ in _LITERALS:
         outside = outside.replace(python, json_)
     parts[::2] = _LAST_COMMA.sub("", outside).split("\0")

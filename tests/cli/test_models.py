@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from radixrt import Engine
+from radixrt.cli import main
 from radixrt.model import source
 from radixrt.model.registry import supported
 from radixrt.model.source import LocalModel
@@ -101,3 +105,45 @@ def test_one_model(cli: Any, local: list[LocalModel], tmp_path: Path, name: str)
 def test_what_cannot_be_shown(cli: Any, local: list[LocalModel], arguments: tuple[str, ...], says: str) -> None:
     result = cli("models", *arguments)
     assert result.code == 2 and says in result.err and result.err.count("\n") == 1
+
+
+def test_what_has_no_end_is_not_read(cli: Any, local: list[LocalModel], tmp_path: Path) -> None:
+    """A pipe that nobody writes to would be waited for, and a device fills the memory."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in (folder, tmp_path / "pipe.gguf"):
+        result = cli("models", "show", str(path))
+        assert result.code == 2 and "cannot be read (not a regular file)" in result.err
+    os.mkfifo(folder / "README.md")
+    assert source.license_of(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("card", "license"),
+    [
+        ("---\r\nlicense: 'mit'\r\n---\r\n", "mit"),
+        ("---\nlicense:\ntags: [a]\n---\n", None),
+        ("---\ntitle: x\n---\nlicense: mit\n", None),
+        ("---" + "\n" * 60_000, None),
+        ("---\nlicense:" + " " * 60_000 + "\n---\n", None),
+    ],
+    ids=["windows", "empty", "below", "lines", "spaces"],
+)
+def test_licenses(tmp_path: Path, card: str, license: str | None) -> None:
+    (tmp_path / "README.md").write_text(card, newline="")
+    assert source.license_of(tmp_path) == license
+
+
+def test_a_terminal_is_not_told_what_to_do_by_a_file_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, local: list[LocalModel]
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", said := Terminal())
+    (tmp_path / "a\x1b[2Jb").mkdir()
+    assert main(["models", "show", str(tmp_path / "a\x1b[2Jb")]) == 2
+    assert "a\ufffd[2Jb" in said.getvalue() and "\x1b" not in said.getvalue()

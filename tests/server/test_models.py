@@ -17,6 +17,7 @@ import pytest_asyncio
 from hypothesis import strategies
 
 from radixrt import AsyncEngine, InvalidRequest, ModelError
+from radixrt.errors import EngineClosed
 from radixrt.server.client import EngineDied
 from radixrt.server.local import LocalClient
 from tests.server import several
@@ -158,16 +159,82 @@ async def test_a_model_that_takes_more_than_foretold_is_counted_with_what_it_tak
         assert made["a"].closed and models.held == 2 * GIGABYTE
 
 
-async def test_a_crash_is_that_of_one_model() -> None:
+async def test_a_crash_is_that_of_one_model_which_is_loaded_anew() -> None:
     made = Made()
     async with board(some(made, "a", "b")) as client:
         await say(client, "b")
-        made["b"].error, made["b"].healthy = EngineDied("it fell over"), False
+        made["b"].error = EngineDied("it fell over")
         assert (await say(client, "b"))[0] == 503 and (await say(client, "a"))[0] == 200
+        made["b"].healthy = False
         async with client.get("/health") as answer:
             assert answer.status == 200 and await answer.json() == {"status": "degraded"}
         made["a"].healthy = False
         assert (await client.get("/health")).status == 503
+        for name in "ba":  # a process that stays down would keep its model away for ever
+            assert (await say(client, name))[0] == 200
+        assert made.names == ["a", "b", "b", "a"] and made.engines[1][1].closed and made.engines[0][1].closed
+        async with client.get("/health") as answer:
+            assert answer.status == 200 and await answer.json() == {"status": "ok"}
+
+
+async def test_a_model_that_is_being_unloaded_is_not_taken_for_a_broken_one() -> None:
+    made = Made()
+    models = some(made, "a", "b")
+    async with board(models) as client:
+        asked, answers = asyncio.Event(), asyncio.Event()
+
+        async def stats() -> dict[str, Any]:
+            asked.set()
+            await answers.wait()
+            raise EngineClosed("the engine is closed")
+
+        made["a"].stats = stats  # type: ignore[method-assign]
+        health = asyncio.create_task(client.get("/health"))
+        await asked.wait()
+        models.residents["a"].keep = 0.0
+        await use(models, "a")
+        models._unload(models.residents["a"])
+        await until(lambda: not models.residents["a"].loaded)
+        answers.set()
+        assert (await health).status == 200
+
+
+async def test_whoever_waits_when_the_server_ends_is_told() -> None:
+    made = Made()
+    models = some(made, "a", "b")
+    async with board(models) as client:
+        made.started.clear()
+        waits = asyncio.create_task(say(client, "b"))
+        await until(lambda: made.names == ["a", "b"])
+        await models.close()
+        status, body = await waits
+        assert (status, body["error"]["code"]) == (503, "engine_closed")
+
+
+async def test_the_room_of_a_load_that_fails_is_free_when_its_engine_is_gone() -> None:
+    made = Made()
+    made.broken["b"] = ModelError("it is broken")
+    models = some(made, "a", "b", "c", most=2)
+    make, gone, asked = made.make, asyncio.Event(), asyncio.Event()
+
+    def lingers(name: str) -> Any:
+        engine = make(name)
+
+        async def close() -> None:
+            asked.set()
+            await gone.wait()
+
+        if name == "b":
+            engine.close = close
+        return engine
+
+    made.make = lingers  # type: ignore[method-assign]
+    async with board(models) as client:
+        fails = asyncio.create_task(say(client, "b"))
+        await asked.wait()
+        assert models.held == 2 * GIGABYTE
+        gone.set()
+        assert (await fails)[0] == 500 and models.held == GIGABYTE
 
 
 def test_what_does_not_fit_is_an_error_at_the_start() -> None:

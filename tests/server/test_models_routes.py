@@ -14,9 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixrt import InvalidRequest, ModelError
+from radixrt.errors import EngineClosed
 from radixrt.server.config import ServerConfig
+from radixrt.server.ollama_requests import keep_alive
 from radixrt.server.plans import Named, make_models, read_models, split
-from radixrt.server.rooms import seconds
 from tests.server import several
 from tests.server.several import (
     GIGABYTE,
@@ -69,6 +70,10 @@ async def test_an_unknown_model_is_answered_404_with_the_nearest_name(route: str
             assert answer.status == 400
         async with client.post(route, data=b"model=beta") as answer:
             assert answer.status == 415
+        async with client.post(
+            route, json={**BODIES[route], "model": "betta", "user": "\ud800"}
+        ) as answer:  # half an emoji
+            assert answer.status == 404 and "did you mean 'beta'" in await answer.text()
         assert made.names == ["alpha"]
 
 
@@ -102,6 +107,60 @@ async def test_every_route_is_answered_by_the_model_it_names(folders: dict[str, 
         await models.close()
 
 
+@pytest.mark.parametrize(
+    "route", ["/v1/completions", "/v1/chat/completions", "/api/chat", "/api/generate", "/generate"]
+)
+@pytest.mark.parametrize("more", [{}, {"keep_alive": 0}])
+async def test_half_a_character_is_no_reason_to_ask_another_model(route: str, more: dict[str, Any]) -> None:
+    more = more if route.startswith("/api/") else {}
+    async with board(some(Made(), "a", "b")) as client:
+        for model, served_here in (("b", True), ("c", False)):
+            body = {**BODIES[route], "model": model, "cache_salt": "\ud800", **more}
+            async with client.post(route, json=body) as answer:
+                assert ("is not served here" in await answer.text()) != served_here, answer.status
+                assert answer.status < 500 and (answer.status == 404) != served_here
+
+
+async def test_a_tokenizer_that_many_want_is_read_once() -> None:
+    read: list[str] = []
+    models = some(Made(), "a", "b")
+    plan = models.residents["b"].plan
+
+    def reads() -> Any:
+        read.append("b")
+        return plan.read()
+
+    models.residents["b"].plan = replace(plan, read=reads)
+    async with board(models) as client:
+        asked = [client.post("/tokenize", json={"model": "b", "prompt": "a"}) for _ in range(8)]
+        assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 8
+    assert read == ["b"]
+
+
+async def test_no_more_wait_for_a_model_than_may_wait() -> None:
+    made = Made()
+    async with board(models := some(made, "a", "b"), max_queue=2) as client:
+        made.started.clear()
+        waits = [asyncio.create_task(say(client, "b")) for _ in range(3)]
+        await until(lambda: models.residents["b"].waiting == 3)
+        handshake = {
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg==",
+        }
+        for asked in (
+            client.post("/v1/completions", json={"prompt": [1], "model": "b"}),
+            client.get("/v1/programs/ws?model=b", headers=handshake),
+        ):
+            async with asked as answer:
+                assert answer.status == 429 and "max_queue=2 requests wait for the model b" in await answer.text()
+        figures = await (await client.get("/metrics")).text()
+        assert 'radixrt_requests_refused_total{limit="max_queue",model_name="b"} 2.0' in figures
+        made.started.set()
+        assert [status for status, _ in await asyncio.gather(*waits)] == [200] * 3
+
+
 async def test_what_looks_loads_nothing_and_keeps_nothing() -> None:
     made = Made()
     models = some(made, "a", "b", keep=0.0)
@@ -113,11 +172,54 @@ async def test_what_looks_loads_nothing_and_keeps_nothing() -> None:
         assert (await client.post("/flush_cache?model=b")).status == 200
         assert (await client.post("/tokenize", json={"model": "b", "prompt": "a"})).status == 200
         assert made.names == ["a"]
+        for path in ("/v1/tree", "/server_info", "/v1/programs/ws"):
+            async with client.get(f"{path}?model=a&model=b") as answer:
+                assert answer.status == 400 and "model='b': stands twice" in await answer.text()
+        assert (await client.post("/flush_cache", json={"model": "\ud800"})).status == 404
+        async with client.get("/v1/programs/ws?model=b") as answer:
+            assert answer.status == 400 and "ask for an upgrade" in await answer.text()
+        assert made.names == ["a"]
         for path in ("/v1/tree?model=x", "/v1/models/x", "/v1/programs/ws?model=x"):
             assert (await client.get(path)).status == 404
         async with client.get("/v1/tree?model=b") as answer:
             seen = await answer.json()
             assert (seen["model"], seen["loaded"], seen["nodes"]) == ("b", False, [])
+
+
+async def test_who_looks_while_a_model_is_unloaded_sees_one_that_is_not_loaded() -> None:
+    made = Made()
+    models = some(made, "a", "b")
+    async with board(models) as client:
+        leaves = asyncio.Event()
+        engine, close = made["a"], made["a"].close
+
+        async def closing() -> None:
+            engine.error = EngineClosed("the engine is closed")
+            await leaves.wait()
+            await close()
+
+        engine.close = closing  # type: ignore[method-assign]
+        await client.post("/api/generate", json={"model": "a", "keep_alive": 0})
+        await until(lambda: engine.error is not None)
+        for path in ("/v1/tree?model=a", "/server_info?model=a", "/v1/runs?model=a", "/metrics", "/v1/models"):
+            async with client.get(path) as answer:
+                assert answer.status == 200, (path, await answer.text())
+        leaves.set()
+        await until(lambda: not models.residents["a"].loaded)
+        assert (await say(client, "a"))[0] == 200
+
+
+@pytest.mark.parametrize("route", ["/api/show", "/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+async def test_a_tokenizer_that_cannot_be_read_is_not_the_fault_of_who_asks(route: str) -> None:
+    models = some(Made(), "a", "b")
+
+    def broken() -> Any:
+        raise ModelError("b/tokenizer.json: is broken")
+
+    models.residents["b"].plan = replace(models.residents["b"].plan, read=broken)
+    async with board(models) as client, client.post(route, json={**BODIES[route], "model": "b"}) as answer:
+        assert answer.status == 500
+        assert "model='b': cannot be loaded: b/tokenizer.json: is broken" in await answer.text()
 
 
 async def test_the_lists() -> None:
@@ -162,10 +264,31 @@ async def test_the_figures_of_each_model_stand_beside_each_other() -> None:
 @pytest.mark.parametrize(
     ("given", "is_"),
     [(0, 0.0), ("0", 0.0), (-1, math.inf), ("-1m", math.inf), ("5m", 300.0), ("1h30m", 5400.0), (2.5, 2.5), ("1.5s", 1.5), ("90", 90.0),
-     ("250ms", 0.25), ("x", None), ("5", 5.0), ("", None), (True, None), ([], None), ("5m x", None), (1e300, math.inf)],
+     ("250ms", 0.25), ("5", 5.0), ("+1.h.5m", 3630.0), ("-0s", 0.0), (1e18, math.inf), ("9" * 100, math.inf), (None, None)],
 )  # fmt: skip
 def test_keep_alive(given: Any, is_: float | None) -> None:
-    assert seconds(given) == is_
+    assert keep_alive(given) == is_
+
+
+ODD_TIMES: list[Any] = ["x", "", "+", "5m x", " 5m", "5m\n", "1d", "5M", "1e3", "inf", "nan", "--5m", "1.5.5h", "\u0665m", True, [], {}, 1e300, 10**400, "1" * 3000 + "x", "1h" * 51]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ODD_TIMES, ids=range(len(ODD_TIMES)))
+def test_a_keep_alive_that_is_no_time_is_refused_at_once(given: Any) -> None:
+    """Thousands of digits took minutes, in which nobody else was answered."""
+    with pytest.raises(InvalidRequest, match=r"\Akeep_alive="):
+        keep_alive(given)
+
+
+@pytest.mark.parametrize("route", ["chat", "generate", "embed", "embeddings"])
+async def test_a_wrong_keep_alive_loads_nothing(route: str) -> None:
+    made = Made()
+    async with (
+        board(some(made, "a", "b")) as client,
+        client.post(f"/api/{route}", json={"model": "b", "keep_alive": "soon"}) as answer,
+    ):
+        assert answer.status == 400 and (await answer.json())["error"].startswith("keep_alive='soon': must be")
+        assert made.names == ["a"]
 
 
 async def test_a_model_goes_when_its_time_is_over_but_not_before_its_requests() -> None:

@@ -229,6 +229,7 @@ def test_a_constraint_begins_after_thinking(tokenizer: Tokenizer) -> None:
         ("a=1 b=2", None),
         ("**[1]", None),
         ("a=NaN", None),
+        (r'"e\u00e9=None', None),  # the string does not end
     ],
 )
 def test_python_literals(text: str, value: Any) -> None:
