@@ -19,7 +19,7 @@ _MOST_DRAFTS = 64  # a sequence's share of one step
 BACKENDS = ("auto", "native", "reference")
 KERNELS = ("auto", "native", "torch")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_DTYPES = (*DTYPES, "int8")
+KV_DTYPES = (*DTYPES, "int8", "fp8")
 
 
 def _setting(default: Any, help: str, **extra: Any) -> Any:
@@ -67,7 +67,8 @@ class EngineConfig:
     kv_dtype: str = _setting(
         "auto",
         "dtype of cached keys and values; auto: float16 with native kernels, else the computation dtype; "
-        "int8: a scale for each token and head, nearly twice the tokens of float16 (native kernels only)",
+        "int8: a scale for each token and head, nearly twice the tokens of float16 (native kernels only); "
+        "fp8: e4m3 without a scale, twice the tokens of 16 bits (not with native kernels)",
         choices=KV_DTYPES,
     )
     kernels: str = _setting(
@@ -78,7 +79,8 @@ class EngineConfig:
     )
     kv_memory_fraction: float = _setting(
         0.3,
-        "share of free memory (the device's, within the control group) of the KV pool when max_total_tokens is not given",
+        "share of free memory (within the control group) of the KV pool when max_total_tokens is not given; "
+        "on a GPU, of what the weights and the largest step leave free, as measured at start",
     )
     threads: int | None = _setting(None, "CPU threads of the forward pass; nothing: the physical cores")
     seed: int = _setting(0, "seeds requests that bring none; the same requests in the same order give the same samples")
@@ -96,6 +98,17 @@ class EngineConfig:
         0,
         "most tokens guessed ahead for a sequence, by what the cache or its own text had there before, and verified in one step: "
         "the same output, sooner where text repeats; 0: none",
+    )
+    overlap: bool | None = _setting(
+        None,
+        "compute the next step while the tokens of the last one are taken in: the same output; nothing: on a GPU, "
+        "where the host would hold it up",
+    )
+    cuda_graphs: bool = _setting(
+        True, "record the decode steps of a GPU at start and replay them (where its kernels can be recorded)"
+    )
+    compile: bool = _setting(
+        False, "have torch compile the model: slow at first, sometimes faster (not with the native CPU kernels)"
     )
     grammar_backend: str = _setting(
         "auto", "what runs constraints; auto: native where it was built, else the Python reference", choices=BACKENDS
@@ -132,9 +145,13 @@ class EngineConfig:
             "program_admission",
             "program_leases",
             "jump_forward",
+            "cuda_graphs",
+            "compile",
             "check_integrity",
         ):
             flag(name, getattr(self, name))
+        if self.overlap is not None:
+            flag("overlap", self.overlap)
         for name, valid in (
             ("schedule_policy", POLICIES),
             ("dtype", DTYPES),

@@ -97,7 +97,8 @@ class RadixTree:
             OrderedDict()
         )  # unlocked nodes without a hold, least recently used first
         self._held: OrderedDict[Node, None] = OrderedDict()  # unlocked nodes with one
-        self._fresh: dict[Node, None] = {}  # nodes whose KV the current step writes
+        self._fresh: dict[Node, None] = {}  # nodes whose KV the newest step writes
+        self._fresh_before: dict[Node, None] = {}  # and those of the step before, where that has not ended either
 
     # ---- looking
 
@@ -342,15 +343,16 @@ class RadixTree:
             freed.append(self._remove(next(iter(self._recency or self._held))))
         return freed
 
-    def begin_step(self) -> None:
-        """What was fresh until now has its KV."""
-        self._fresh.clear()
+    def begin_step(self, ahead: bool = False) -> None:
+        """What was fresh until now has its KV; ``ahead``: but for that of the last step, which has not ended."""
+        self._fresh_before = self._fresh if ahead else {}
+        self._fresh = {}
 
     def drop_fresh(self) -> list[IntArray]:
         """Remove what is fresh, and what hangs below it: its KV was never written. None of it may be locked."""
         freed = []
-        while self._fresh:
-            stack = [self._fresh.popitem()[0]]
+        while self._fresh or self._fresh_before:
+            stack = [(self._fresh or self._fresh_before).popitem()[0]]
             while stack:
                 node = stack[-1]
                 if node.locks:
@@ -472,8 +474,9 @@ class RadixTree:
             upper.locks == 0
         ):  # its caller locks or holds it next, and with it the ancestors that have to stand behind it
             (self._held if upper.holds else self._recency)[upper] = None
-        if node in self._fresh:
-            self._fresh[upper] = None
+        for fresh in (self._fresh, self._fresh_before):
+            if node in fresh:
+                fresh[upper] = None
         return upper
 
     def _remove(self, leaf: Node) -> IntArray:
@@ -488,6 +491,7 @@ class RadixTree:
         else:
             del self._recency[leaf]
         self._fresh.pop(leaf, None)
+        self._fresh_before.pop(leaf, None)
         self.evictable_tokens -= leaf.tokens
         self.nodes -= 1
         self.version += 1

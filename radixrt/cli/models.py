@@ -92,10 +92,13 @@ def memory(model: LocalModel) -> dict[str, int] | None:
 
 def problem(model: LocalModel) -> str | None:
     """Why a model cannot be used, as far as its header tells."""
-    from radixrt.model.registry import FAMILIES
+    from radixrt.model.gguf_names import ARCHITECTURES
+    from radixrt.model.registry import FAMILIES, HOOKED, PARTS, supported
 
-    if model.problem is None and model.family not in FAMILIES:
-        return f"the family {shown(model.family)} is not supported; supported are {', '.join(FAMILIES)}"
+    is_gguf = model.path.suffix == ".gguf"
+    if model.problem is None and model.family not in (ARCHITECTURES if is_gguf else (*FAMILIES, *PARTS, *HOOKED)):
+        names = f"{', '.join(ARCHITECTURES)} (as GGUF)" if is_gguf else supported()
+        return f"the family {shown(model.family)} is not supported; supported are {names}"
     return model.problem
 
 
@@ -143,7 +146,7 @@ def details(model: LocalModel) -> dict[str, Any]:
         ModelError: it cannot be used.
     """
     from radixrt.model.checkpoint import open_checkpoint
-    from radixrt.model.config import ModelConfig
+    from radixrt.model.footprint import shape_of
     from radixrt.model.source import license_of
     from radixrt.tools import choose_reasoning_format, choose_tool_format
 
@@ -152,7 +155,7 @@ def details(model: LocalModel) -> dict[str, Any]:
         raise ModelError(f"{model.path}: cannot be used: {reason}")
     checkpoint = open_checkpoint(model.path)
     try:
-        shape = ModelConfig.from_dict(checkpoint.config, checkpoint.name)
+        shape = shape_of(checkpoint)
         template = checkpoint.tokenizer().chat_template
         names = checkpoint.names()
         parameters = sum(math.prod(checkpoint.shape(name)) for name in names)

@@ -24,7 +24,7 @@ from radixrt.engine.exclusive import Exclusive
 from radixrt.engine.inputs import Message, Prompt, params_for, read_template, split_prompts, to_ids
 from radixrt.engine.intake import Intake, Ready
 from radixrt.engine.live import LiveRequest, LiveSample
-from radixrt.engine.sampling import sample_step
+from radixrt.engine.overlap import Flights
 from radixrt.engine.snapshot import snapshot
 from radixrt.engine.stats import EngineStats, OptimalCache
 from radixrt.errors import EngineClosed, InvalidRequest, RadixrtError
@@ -40,9 +40,9 @@ from radixrt.progress import progress as show_progress
 from radixrt.request import FinishReason, OutputDelta, RequestOutput, SamplingParams
 from radixrt.sampling.sampler import Sampled
 from radixrt.sampling.spec import mix
-from radixrt.scheduler.batch import Batch
+from radixrt.scheduler.counters import SchedulerCounters
 from radixrt.scheduler.hints import ProgramHint
-from radixrt.scheduler.scheduler import Scheduler, SchedulerCounters
+from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Phase, Sequence
 
 log = logging.getLogger("radixrt")
@@ -93,6 +93,9 @@ class Engine:
         self._intake = Intake(self.config, self._info, self.tokenizer, self.compile)
         self._requests: dict[str, LiveRequest] = {}
         self._samples: dict[int, LiveSample] = {}  # by the uid of their sequence
+        self._flights = Flights(
+            self._scheduler, self._runner, self._runner.device, self._samples, ahead=self._runner.ahead
+        )
         self._mailbox: deque[OutputDelta] = deque()  # made outside of a step, or read by someone else's loop
         self._next_uid = 0
         self._arrivals = 0
@@ -294,16 +297,16 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do or to hand out."""
-        return bool(self._requests or self._mailbox)
+        return bool(self._requests or self._mailbox or self._flights)
 
     def step(self) -> list[OutputDelta]:
-        """Run one batch; returns what it added to each sampled sequence."""
+        """Take in one step; returns what it added to each sampled sequence. With ``overlap`` the next one is computed meanwhile."""
         self._check_open()
         with self._alone:
-            batch = self._scheduler.schedule()
-            self.stalled = batch is None and self._scheduler.has_work
-            if batch is not None:
-                self._run(batch)
+            launched = self._flights.launch()
+            self.stalled = not launched and self._scheduler.has_work
+            if launched:
+                self._take_in()
             if self.config.check_integrity:
                 self.check_integrity()
         deltas, self._mailbox = list(self._mailbox), deque()
@@ -391,6 +394,7 @@ class Engine:
             self._closed = True
             self._mailbox.clear()
             self._compiler.close()
+            self._flights.close()
             del self._runner
 
     def __enter__(self) -> Engine:
@@ -479,31 +483,27 @@ class Engine:
 
     # ---- inside: one step
 
-    def _run(self, batch: Batch) -> None:
-        """Compute and sample ``batch``; what came of it goes to the mailbox."""
+    def _take_in(self) -> None:
+        """Wait for the oldest step; what came of it goes to the mailbox."""
         try:
-            if batch.forward is not None:
-                f = batch.forward
-                self._runner.forward(f.token_ids, f.positions, f.write_slots, f.q_lens, f.kv_lens, f.kv_slots)
-            items = [self._samples[sequence.uid] for sequence in batch.sampled]
-            results = sample_step(self._runner, batch, items)
+            results = self._flights.wait()
         except BaseException as error:
-            for sequence in self._scheduler.fail(batch):
+            for sequence in self._flights.fail():
                 self._fail(sequence, error)
             if not isinstance(error, Exception):
                 raise
-            log.exception("a step of %d sequences failed", len(batch.sequences))
+            log.exception("a step failed")
             return
-        self._scheduler.commit(batch)
         now = time.monotonic()
-        for item, sampled in zip(items, results, strict=True):
-            if item.finish_reason is not None:  # its request failed just now
+        for item, sampled in results:
+            if item.finish_reason is not None:  # its request failed just now, or was aborted meanwhile
                 continue
             try:
                 self._accept(item, sampled, now)
             except Exception as error:
                 log.exception("request %s failed", item.request.request_id)
                 self._fail(item.sequence, error)
+        self._flights.follow()
 
     def _accept(self, item: LiveSample, sampled: list[Sampled], now: float) -> None:
         """Add what was sampled to its sample, and end it where it ends.

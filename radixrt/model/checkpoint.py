@@ -8,6 +8,7 @@ is safe from several threads.
 from __future__ import annotations
 
 import json
+import logging
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,16 @@ from radixrt.errors import ModelError, nearest
 from radixrt.model.dequantize import dequantize
 from radixrt.model.gguf_file import GGUFFile
 from radixrt.model.gguf_names import FREQ_FACTORS, config_from_gguf, hf_name, interleaved_heads
-from radixrt.model.safetensors_file import SafetensorsFile, shard_paths
+from radixrt.model.safetensors_file import FLOATS, SafetensorsFile, shard_paths
 
 if TYPE_CHECKING:
     import torch
 
+    from radixrt.model.quantization import Codes, Matrix, Scheme
     from radixrt.model.tokenizer import Tokenizer
+    from radixrt.ops.weights import Fp8Weight, PackedWeight
+
+log = logging.getLogger("radixrt")
 
 _MAX_JSON = 64 * 2**20
 
@@ -45,7 +50,10 @@ class RawTensor:
 
 
 class Checkpoint(Protocol):
-    """One model on disk. ``config`` and ``generation_config`` have config.json's keys; ``nbytes`` counts the weights."""
+    """One model on disk. ``config`` and ``generation_config`` have config.json's keys; ``nbytes`` counts the weights.
+
+    A quantized matrix is under its dense name: ``tensor`` dequantizes it, ``packed`` has its codes where kernels may use them.
+    """
 
     name: str
     path: Path
@@ -59,6 +67,7 @@ class Checkpoint(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor: ...
     def raw(self, name: str) -> RawTensor: ...
+    def packed(self, name: str) -> PackedWeight | None: ...
     def tokenizer(self, chat_template: str | None = None) -> Tokenizer: ...
     def close(self) -> None: ...
 
@@ -130,17 +139,69 @@ class HFCheckpoint:
                     raise ModelError(f"{shard}: tensor {name!r} is also in {self._files[name].path.name}")
                 self._files[name] = file
         self.nbytes = sum(file.tensors[name].nbytes for name, file in self._files.items())
+        self._matrices: dict[str, Matrix] = {}  # the quantized ones
+        self._scheme: Scheme  # where there are any
+        self._note = ""
+        self._plain = set(self._files)
+        self._find_quantized()
+
+    def _find_quantized(self) -> None:
+        if "quantization_config" in self.config or "compression_config" in self.config:
+            from radixrt.model.quantization import find_matrices, scheme_of
+
+            scheme = scheme_of(self.config, str(self.path / "config.json"))
+            if scheme is not None:
+                self._scheme = scheme
+                entries = {name: file.tensors[name] for name, file in self._files.items()}
+                self._matrices, used = find_matrices(scheme, entries, str(self.path))
+                self._plain -= used
+                self._note = (
+                    f"{self.path}: {len(self._matrices)} {scheme.layout} matrices are dequantized when they are read"
+                )
+        for name in self._files:
+            entry = self._files[name].tensors[name]
+            bytes_of_mxfp4 = entry.dtype == "U8" and name.endswith(
+                ("_blocks", "_scales")
+            )  # for the family that knows them
+            if name in self._plain and entry.dtype not in FLOATS and not bytes_of_mxfp4:
+                raise ModelError(
+                    f"{self._files[name].path}: tensor {name!r} has dtype {entry.dtype}, supported are {', '.join(FLOATS)}"
+                )
 
     def names(self) -> list[str]:
-        return list(self._files)
+        return [*(name for name in self._files if name in self._plain), *self._matrices]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._matrices:
+            return self._matrices[name].shape
         return self._file(name).tensors[name].shape
 
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        return self._file(name).tensor(name).to(dtype)
+        if name not in self._matrices:
+            return self._file(name).tensor(name).to(dtype)
+        from radixrt.model.quantization import dense_of
+
+        note, self._note = self._note, ""
+        if note:
+            log.info(note)
+        return dense_of(self._codes(name), dtype)
+
+    def packed(self, name: str) -> PackedWeight | None:
+        """The matrix as it is stored, in the layout of ``radixrt.ops.weights``; ``None`` where only a dense one can be had."""
+        if name not in self._matrices:
+            return None
+        from radixrt.model.quantization import packed_of
+
+        return packed_of(self._codes(name))
+
+    def _codes(self, name: str) -> Codes | Fp8Weight:
+        from radixrt.model.quantization import read_matrix_codes
+
+        return read_matrix_codes(self._scheme, self._matrices[name], lambda part: self._files[part].tensor(part))
 
     def raw(self, name: str) -> RawTensor:
+        if name in self._matrices:
+            return RawTensor(name, "quantized", self.shape(name), np.empty(0, dtype=np.uint8))
         file = self._file(name)
         entry = file.tensors[name]
         return RawTensor(name, entry.dtype, entry.shape, file.blocks(name))
@@ -157,10 +218,9 @@ class HFCheckpoint:
             file.close()
 
     def _file(self, name: str) -> SafetensorsFile:
-        try:
-            return self._files[name]
-        except KeyError:
-            raise _missing(self, name) from None
+        if name not in self._plain:
+            raise _missing(self, name)
+        return self._files[name]
 
 
 class GGUFCheckpoint:
@@ -204,6 +264,11 @@ class GGUFCheckpoint:
             # ggml keeps rotary pairs side by side: head rows 0 1 2 3 are the pairs (0, n/2) (1, n/2 + 1) of ours
             rows = np.arange(entry.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
         return RawTensor(name, entry.type_name, entry.shape, blocks, rows)
+
+    def packed(self, name: str) -> PackedWeight | None:
+        """``None``: ggml's blocks are dequantized."""
+        self._own(name)
+        return None
 
     def tokenizer(self, chat_template: str | None = None) -> Tokenizer:
         from radixrt.model.gguf_tokenizer import tokenizer_from_gguf

@@ -22,6 +22,21 @@ MOST_POOL = 262_144  # tokens of a pool that is as large as memory allows; no la
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model of any family, as its config tells them."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    max_position: int
+    dtype: str | None
+    native_gap: str  # why the native kernels do not compute it; "": they do
+
+
+@dataclass(frozen=True, slots=True)
 class Footprint:
     """Sizes of a model in memory.
 
@@ -36,7 +51,7 @@ class Footprint:
     dtype: str
     native: bool
     device: str
-    shape: ModelConfig
+    shape: Shape
 
     def total(self, tokens: int) -> int:
         """Bytes that an engine with a pool of so many tokens takes, about."""
@@ -58,22 +73,52 @@ def footprint(path: Path, config: EngineConfig) -> Footprint:
         checkpoint.close()
 
 
+def shape_of(checkpoint: Checkpoint) -> Shape:
+    """The sizes of an opened model, one that runs through transformers too.
+
+    Raises:
+        ModelError: its family is not supported, or its config is wrong.
+    """
+    from radixrt.model.hooked_decoder import is_hooked, sizes_of
+
+    if is_hooked(checkpoint):
+        layers, heads, kv_heads, dim, hidden, vocab, length = sizes_of(checkpoint)
+        own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+        gap = "it runs through transformers"
+        return Shape(layers, heads, kv_heads, dim, hidden, vocab, length, str(own) if own else None, gap)
+    config = ModelConfig.from_dict(checkpoint.config, checkpoint.name)
+    return Shape(
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.hidden_size,
+        config.vocab_size,
+        config.max_position,
+        config.torch_dtype,
+        config.native_gap,
+    )
+
+
 def _measured(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
     import torch
 
     from radixrt.model.kv_store import bytes_per_token
 
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
-    shape = ModelConfig.from_dict(checkpoint.config, checkpoint.name)
+    dtypes["fp8"] = torch.float8_e4m3fn
+    shape = shape_of(checkpoint)
     cuda = torch.cuda.is_available()
-    own = (shape.torch_dtype or "float32") if cuda else "float32"
+    own = (shape.dtype or "float32") if cuda else "float32"
     computes = own if config.dtype == "auto" else config.dtype
     if computes not in dtypes:
         raise ModelError(f"{checkpoint.name}: dtype={shown(computes)} is not supported")
-    native = _native(config, cuda)
+    native = not shape.native_gap and _native(config, cuda)
     stored = ("float16" if native else computes) if config.kv_dtype == "auto" else config.kv_dtype
     weights = checkpoint.nbytes
-    if not native:
+    quantized = checkpoint.format == "safetensors" and "quantization_config" in checkpoint.config
+    # the native kernels keep a GGUF file's blocks, and those of a GPU what of a quantized checkpoint they can multiply with
+    if not (native and not quantized) and not (cuda and quantized):
         elements = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
         weights = elements * dtypes[computes].itemsize
     per_token = bytes_per_token(shape, dtypes[computes], dtypes[stored])

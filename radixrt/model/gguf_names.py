@@ -14,6 +14,8 @@ import numpy as np
 
 from radixrt.model.gguf_file import GGUFFile
 
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
 FREQ_FACTORS = "rope_freqs.weight"  # divides the rotary frequencies; part of the config, not a weight
 
 _TOP = {
@@ -80,7 +82,7 @@ def config_from_gguf(file: GGUFFile) -> dict[str, Any]:
     """config.json as the original model would have had it, from the file's metadata and tensor shapes."""
     read = _Reader(file)
     arch = read.text("general.architecture")
-    if arch not in ("llama", "qwen2", "qwen3"):
+    if arch not in ARCHITECTURES:
         return {"model_type": arch}
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:

@@ -7,11 +7,28 @@ token's logits, and the logits of all its positions, come from what is stored.
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 
 from radixrt.model.config import ModelConfig
 from radixrt.ops.native.memory import reserve
+
+
+class KVShape(Protocol):
+    """What the size of a ``KVStore`` follows from; ``ModelConfig`` is one."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
 
 
 class KVStore:
@@ -45,7 +62,7 @@ class KVStore:
         self.hidden = torch.empty((slots, config.hidden_size), dtype=dtype, device=device)
 
 
-def bytes_per_token(config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
+def bytes_per_token(config: KVShape, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
     """Bytes that one token takes in a ``KVStore``."""
     head = config.head_dim * kv_dtype.itemsize + _scale_bytes(kv_dtype)
     return 2 * config.num_layers * config.num_kv_heads * head + config.hidden_size * dtype.itemsize

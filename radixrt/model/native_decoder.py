@@ -15,9 +15,9 @@ import torch
 from radixrt.errors import InvalidRequest
 from radixrt.model.checkpoint import Checkpoint, RawTensor
 from radixrt.model.config import ModelConfig
-from radixrt.model.decoder import WeightReader
 from radixrt.model.kv_store import KVStore
 from radixrt.model.rope import cos_sin_table
+from radixrt.model.weight_reader import WeightReader
 from radixrt.ops.interface import IntArray
 from radixrt.ops.native import KV_KINDS, QUANTIZED, TYPES, Packed, native
 from radixrt.ops.native.memory import Arena

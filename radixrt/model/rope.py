@@ -1,8 +1,9 @@
-"""Rotary position frequencies: plain and scaled (linear, dynamic NTK, YaRN, Llama 3), as numbers for a cos/sin table.
+"""Rotary position frequencies: plain and scaled (linear, dynamic NTK, YaRN, Llama 3, LongRoPE), as numbers for a cos/sin table.
 
 A token's keys stay in the cache whatever is computed later, so frequencies must not depend on how long a sequence
 happens to be. ``dynamic`` is therefore fixed by the longest length the engine allows (as its authors' formula gives for
-that length); below the trained length it is the plain table.
+that length); below the trained length it is the plain table. ``longrope`` has two sets of factors: the long one is taken
+where the engine allows more than the trained length, for every sequence, and the short one where it does not.
 """
 
 from __future__ import annotations
@@ -15,33 +16,35 @@ import torch
 
 from radixrt.checks import real
 from radixrt.errors import ModelError, shown
-from radixrt.model.config import ModelConfig
+from radixrt.model.config import ModelConfig, Rope
 
 _LEAST = 1e-6  # of a number that something is divided by
 _MOST_SCALE = 1024.0  # of a factor on cos and sin
 
 
-def inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, float]:
-    """Inverse frequencies, float32 ``[head_dim / 2]``, and the factor on cos and sin.
+def inverse_frequencies(config: ModelConfig, max_len: int, kind: int = 0) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies, float32 ``[rotary_dim / 2]``, and the factor on cos and sin.
 
     Sources: Su et al. 2021 (RoPE); kaiokendev 2023 (linear); bloc97 2023 (dynamic NTK); Peng et al. 2023
-    (YaRN); the Llama 3.1 release (llama3).
+    (YaRN); the Llama 3.1 release (llama3); Ding et al. 2024 (longrope).
 
     Args:
         max_len: longest sequence, in tokens.
+        kind: which of ``config.ropes``.
 
     Raises:
         ModelError: an unknown rope_type, or a parameter of it that is missing or out of range.
     """
-    frequencies, factor = _inverse_frequencies(config, max_len)
+    rope = config.ropes[kind]
+    frequencies, factor = _inverse_frequencies(config, rope, max_len)
     if not bool(torch.isfinite(frequencies).all()):
-        raise ModelError(f"rope_theta={config.rope_theta:g} gives frequencies that are no numbers")
+        raise ModelError(f"rope_theta={rope.theta:g} gives frequencies that are no numbers")
     return frequencies, factor
 
 
-def _inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, float]:
-    scaling = config.rope_scaling
-    dim, base = config.head_dim, config.rope_theta
+def _inverse_frequencies(config: ModelConfig, rope: Rope, max_len: int) -> tuple[torch.Tensor, float]:
+    scaling = rope.scaling
+    dim, base = config.rotary_dim, rope.theta
     kind = scaling.get("rope_type", "default")
     if kind == "default":
         return _plain(dim, base), 1.0
@@ -59,25 +62,31 @@ def _inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tenso
         return _llama3(scaling, _plain(dim, base)), 1.0
     if kind == "yarn":
         return _yarn(scaling, config, dim, base)
-    raise ModelError(f"rope_type={shown(kind)} is not supported; supported: default, linear, dynamic, yarn, llama3")
+    if kind == "longrope":
+        return _longrope(scaling, config, _plain(dim, base), max_len)
+    raise ModelError(
+        f"rope_type={shown(kind)} is not supported; supported: default, linear, dynamic, yarn, llama3, longrope"
+    )
 
 
 def longest_context(config: ModelConfig) -> int:
     """Tokens a sequence may have at most. ``max_position`` is the default; scaling allows its factor times the trained length,
     where that is more and is asked for."""
-    scaling = config.rope_scaling
-    kind = scaling.get("rope_type", "default")
-    if kind == "default":
-        return config.max_position
     trained = config.max_position
+    if not config.ropes:
+        return trained
+    scaling = config.ropes[0].scaling
+    kind = scaling.get("rope_type", "default")
+    if kind in ("default", "longrope"):
+        return trained
     if kind in ("yarn", "llama3"):
         trained = int(_number(scaling, "original_max_position_embeddings", 1, config.max_position))
     return max(config.max_position, int(trained * _number(scaling, "factor", 1.0, 1.0)))
 
 
-def cos_sin_table(config: ModelConfig, max_len: int) -> torch.Tensor:
-    """Cosines and sines of every position, float32 ``[max_len, 2, head_dim / 2]``."""
-    frequencies, factor = inverse_frequencies(config, max_len)
+def cos_sin_table(config: ModelConfig, max_len: int, kind: int = 0) -> torch.Tensor:
+    """Cosines and sines of every position, float32 ``[max_len, 2, rotary_dim / 2]``; ``kind``: which of ``config.ropes``."""
+    frequencies, factor = inverse_frequencies(config, max_len, kind)
     angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies[None, :]
     return torch.stack((angles.cos() * factor, angles.sin() * factor), dim=1)
 
@@ -124,6 +133,26 @@ def _yarn(scaling: Mapping[str, Any], config: ModelConfig, dim: int, base: float
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)).clamp(0, 1)
     plain = _plain(dim, base)
     return plain / factor * ramp + plain * (1 - ramp), attention
+
+
+def _longrope(
+    scaling: Mapping[str, Any], config: ModelConfig, plain: torch.Tensor, max_len: int
+) -> tuple[torch.Tensor, float]:
+    trained = _number(scaling, "original_max_position_embeddings", 2, config.max_position)
+    factor = _number(scaling, "factor", _LEAST, config.max_position / trained)
+    attention = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    attention = _number(scaling, "attention_factor", _LEAST, attention, _MOST_SCALE)
+    short, long = (_factors(scaling, name, len(plain)) for name in ("short_factor", "long_factor"))
+    return plain / (long if max_len > trained else short), attention
+
+
+def _factors(scaling: Mapping[str, Any], name: str, count: int) -> torch.Tensor:
+    values = scaling.get(name)
+    numbers = [real(value) for value in values] if isinstance(values, (list, tuple)) else []
+    good = [number for number in numbers if number is not None and _LEAST <= number <= 1 / _LEAST]
+    if len(numbers) != count or len(good) != count:
+        raise ModelError(f"rope_scaling: {name}={shown(values)} must be a list of {count} numbers above 0")
+    return torch.tensor(good, dtype=torch.float32)
 
 
 def _mscale(factor: float, mscale: float) -> float:

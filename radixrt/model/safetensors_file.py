@@ -17,7 +17,8 @@ from radixrt.errors import ModelError
 if TYPE_CHECKING:
     import torch
 
-_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
+FLOATS = ("F32", "F16", "BF16")
+_DTYPES = (*FLOATS, "F8_E4M3", "I64", "I32", "U8")  # the others make up quantized matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class SafetensorsFile:
                 continue
             dtype, (begin, end) = entry["dtype"], entry["data_offsets"]
             if dtype not in _DTYPES:
-                raise ModelError(f"{self.path}: tensor {name!r} has dtype {dtype}, supported are {', '.join(_DTYPES)}")
+                raise ModelError(f"{self.path}: tensor {name!r} has dtype {dtype}, supported are {', '.join(FLOATS)}")
             self.tensors[name] = SafetensorsEntry(dtype, tuple(entry["shape"]), 8 + length + begin, end - begin)
 
     def tensor(self, name: str) -> torch.Tensor:

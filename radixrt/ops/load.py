@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -12,10 +13,20 @@ from radixrt.errors import InvalidRequest, shown
 from radixrt.ops.interface import Ops
 from radixrt.ops.torch.ops import TorchOps
 
+log = logging.getLogger("radixrt")
 
-def load_ops(dtype: torch.dtype) -> Ops:
-    """The operations for this machine: CUDA where torch has it, else the CPU."""
-    return TorchOps(torch.device("cuda" if torch.cuda.is_available() else "cpu"), dtype)
+
+def load_ops(dtype: torch.dtype, *, reference: bool = False) -> Ops:
+    """The operations for this machine: Triton's kernels where torch has CUDA, else torch. ``reference``: torch everywhere."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and not reference:
+        try:
+            from radixrt.ops.triton.ops import TritonOps
+        except ImportError as error:
+            log.warning("Triton kernels: %s; the torch reference computes, which is slower", error)
+        else:
+            return TritonOps(device, dtype)
+    return TorchOps(device, dtype)
 
 
 def default_dtype() -> torch.dtype | None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from radixrt.cache.page_pool import IntArray
 from radixrt.scheduler.sequence import Sequence
+
+_NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,8 @@ class ForwardBatch:
         token_ids, positions, write_slots   int32 [T]
         q_lens, kv_lens                     int32 [B]
         kv_slots                            int32 [sum(kv_lens)]
+        sources                             int32 [T]: the sampled sequence of the step before whose token it is, in place of
+                                            ``token_ids``; -1: the token is known. ``None``: all are
     """
 
     token_ids: IntArray
@@ -27,17 +35,19 @@ class ForwardBatch:
     q_lens: IntArray
     kv_lens: IntArray
     kv_slots: IntArray
+    sources: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A scheduled step: what is computed, and which sequences have all their tokens afterwards and are sampled.
 
-    ``ends[i]`` is how far ``sequences[i]`` is computed after the step, without its drafts, which ``forward`` computes too. ``forward`` is ``None`` when every prompt was found
-    whole in the cache: then there is only sampling to do.
+    ``starts[i]`` and ``ends[i]`` are how far ``sequences[i]`` is computed before and after the step, without its drafts, which
+    ``forward`` computes too. ``forward`` is ``None`` when every prompt was found whole in the cache: then there is only sampling to do.
     """
 
     sequences: tuple[Sequence, ...]
+    starts: tuple[int, ...]
     ends: tuple[int, ...]
     forward: ForwardBatch | None
     sampled: tuple[Sequence, ...]
@@ -46,3 +56,36 @@ class Batch:
     @property
     def tokens(self) -> int:
         return 0 if self.forward is None else len(self.forward.token_ids)
+
+    def sampling(self, rows: Iterable[int]) -> Batch:
+        """The same step with some of its sampled sequences, where none has drafts."""
+        kept = list(rows)
+        return replace(self, sampled=tuple(self.sampled[row] for row in kept), sample_slots=self.sample_slots[kept])
+
+
+def flatten(work: Seq[tuple[Sequence, int]]) -> Batch:
+    """The step that computes each sequence up to a position, and its drafts."""
+    forward = [(s, end + s.drafts) for s, end in work if end > s.computed]
+    sampled = tuple(s for s, end in work if end == s.end)
+    flat = None
+    if forward:
+        sources = None
+        if any(s.source >= 0 for s, _ in forward):  # what is pending is computed alone
+            sources = np.concatenate([np.full(end - s.computed, s.source, dtype=np.int32) for s, end in forward])
+        flat = ForwardBatch(
+            token_ids=np.concatenate([s.tokens[s.computed : end] for s, end in forward]),
+            positions=np.concatenate([np.arange(s.computed, end, dtype=np.int32) for s, end in forward]),
+            write_slots=np.concatenate([s.slots[s.computed : end] for s, end in forward]),
+            q_lens=np.array([end - s.computed for s, end in forward], dtype=np.int32),
+            kv_lens=np.array([end for _, end in forward], dtype=np.int32),
+            kv_slots=np.concatenate([s.slots[:end] for s, end in forward]),
+            sources=sources,
+        )
+    return Batch(
+        sequences=tuple(s for s, _ in work),
+        starts=tuple(s.computed for s, _ in work),
+        ends=tuple(end for _, end in work),
+        forward=flat,
+        sampled=sampled,
+        sample_slots=np.concatenate([_NO_SLOTS, *(s.slots[s.end - 1 : s.end + s.drafts] for s in sampled)]),
+    )

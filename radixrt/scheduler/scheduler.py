@@ -9,6 +9,9 @@ are started at a time, never what is computed. Each has a switch. Policy ``fcfs`
 
 A decode whose sequence has a ``Drafter`` computes guessed tokens too, where there is room in the step and in the pool: never at the cost of
 anyone's pages but evictable ones. What they were worth is known when the sampled tokens were appended (``Sequence.append``).
+
+A step may be scheduled while the one before it has not ended (``schedule_ahead``): steps are computed in order, so it may build on all
+that the earlier one writes. A sequence that ends meanwhile gives back what a step in flight writes when that step has ended.
 """
 
 from __future__ import annotations
@@ -16,40 +19,27 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import OrderedDict
-from dataclasses import dataclass
-
-import numpy as np
 
 from radixrt.cache.page_pool import IntArray, PagePool
 from radixrt.cache.radix_tree import Hold, RadixTree
 from radixrt.scheduler import policy
-from radixrt.scheduler.batch import Batch, ForwardBatch
+from radixrt.scheduler.batch import Batch, flatten
+from radixrt.scheduler.counters import SchedulerCounters
+from radixrt.scheduler.integrity import check_integrity
 from radixrt.scheduler.leases import Leases
 from radixrt.scheduler.programs import Programs
 from radixrt.scheduler.sequence import Phase, Sequence
 
 _RESERVE_CAP = 4096  # tokens of output held back for one running sequence at most
-# With native kernels on a CPU up to 4 rows take about as long as one, and each one more a fifth of that. So a token that is drafted
-# beside few others costs little, and beside many nearly what it costs to decode it.
+# On a CPU up to 4 rows take about as long as one, and each one more a fifth of that: a token drafted beside few others costs little.
 _DRAFT_ROWS = 16  # decoded and drafted tokens of a step above which nothing is drafted
 _ROW_COST = 0.2
 _SHARES = (0.3, 0.8)  # of the drafts that must be right, at least and at most
 _RETRY_STEPS = 16  # steps after which an admission that found no room is tried again though nothing ended
-_RUN = 16  # slots that a decode gets at once, so that what it attends to lies side by side in memory
-_ROOMY = 8  # only while so many times as much is free
-_NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since the start or the last reset, in tokens unless the name says otherwise."""
-
-    computed_prompt: int = 0
-    recomputed: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    forward_tokens: int = 0
-    drafted: int = 0
+_RUN, _ROOMY = (
+    16,
+    8,
+)  # slots a decode gets at once, so that its KV lies side by side, while so many times as much is free
 
 
 class Scheduler:
@@ -108,6 +98,9 @@ class Scheduler:
         self.step = 0
         self._new_token_ratio = 0.4  # share of a running sequence's remaining output held back for it
         self._blocked_until = 0  # no admission before this step, unless something ends
+        self.flights: list[dict[int, int]] = []  # of each step that has not ended: uid -> computed after it
+        self.retired: list[IntArray] = []  # given back by sequences in flight, and written until the steps end
+        self._matched: dict[int, int] = {}  # uid -> what it found cached beyond the step in flight
 
     # ---- sequences come and go
 
@@ -176,45 +169,93 @@ class Scheduler:
         step that shares it takes it from there: within a layer, KV is written before it is read.
         Returns ``None`` when nothing waits or runs.
         """
+        self._landed(len(self.flights))
+        return self._schedule(ahead=False)
+
+    def schedule_ahead(self, flight: Batch) -> Batch | None:
+        """Build the step after ``flight``, which has not ended: a decode computes the token that ``flight`` is going to sample.
+
+        Returns ``None`` where a sequence's next step depends on more than that token (drafts), or there is no room without preempting:
+        then it is to be scheduled when ``flight`` has ended.
+        """
+        work = zip(flight.sequences, flight.starts, flight.ends, strict=True)
+        live = [entry for entry in work if entry[0].phase is Phase.RUNNING]
+        if self.suspects or any(s.drafter is not None for s in flight.sampled):
+            return None
+        try:
+            for sequence, _, end in live:
+                sequence.computed = end
+            for row, sequence in enumerate(flight.sampled):
+                if sequence.remaining > 1 and sequence.phase is Phase.RUNNING:
+                    sequence.expect(row)
+            if not self._make_room(len(self._decodes()[1])):
+                return None
+            return self._schedule(ahead=True)
+        finally:
+            for sequence, start, end in live:
+                if sequence.computed > end:
+                    self._matched[sequence.uid] = sequence.computed
+                sequence.computed, sequence.source = start, -1
+
+    def _schedule(self, *, ahead: bool) -> Batch | None:
         self.step += 1
-        self.counters.steps += 1
         for hold in self.programs.expire(self.step):
             self.release(hold)
         self.leases.expire()
         if self.tree is not None:
-            self.tree.begin_step()
+            self.tree.begin_step(ahead)
         plan: dict[int, tuple[Sequence, int]] = {}  # uid -> (sequence, computed after the step)
         if self.suspects:
             self._schedule_suspect(plan)
         else:
-            budget = max(1, self.chunk - self._schedule_decodes(plan))
-            budget -= self._schedule_prefills(plan, budget)
+            budget = max(1, self.chunk - self._schedule_decodes(plan, ahead))
+            budget -= self._schedule_prefills(plan, budget, ahead)
             if budget > 0 or (self.tree is not None and self.waiting_count):
                 self._admit(plan, budget)
+        self.counters.steps += 1 if plan or not ahead else 0
         if not plan:
             return None
-        return self._batch(list(plan.values()))
+        batch = flatten(list(plan.values()))
+        self.flights.append({uid: end for uid, (_, end) in plan.items()})
+        return batch
 
     def commit(self, batch: Batch) -> None:
-        """The step succeeded: its tokens have their KV."""
-        for sequence, end in zip(batch.sequences, batch.ends, strict=True):
-            self._count(sequence, end)
+        """The oldest step in flight succeeded: its tokens have their KV."""
+        for sequence, start, end in zip(batch.sequences, batch.starts, batch.ends, strict=True):
+            if sequence.phase is not Phase.RUNNING:  # it ended meanwhile, and what was computed for it is nobody's
+                continue
+            self._count(sequence, start, end)
             self.counters.drafted += sequence.drafts
-            sequence.computed = end
+            sequence.computed = max(end, self._matched.pop(sequence.uid, 0))
             if self.suspects and self.suspects[0] is sequence and end >= sequence.suspect_until:
                 self.suspects.pop(0)
         self.counters.forward_tokens += batch.tokens
         self._new_token_ratio = max(0.1, self._new_token_ratio - 0.001)
+        self._landed(1)
+
+    def _landed(self, steps: int) -> None:
+        """The oldest steps in flight have ended: whatever was given back until now is written no more."""
+        del self.flights[:steps]
+        if self.retired:
+            self._blocked_until = 0
+        for slots in self.retired:
+            self.pool.free(slots)
+        self.retired.clear()
+        if not self.flights:
+            self._matched.clear()
 
     def fail(self, batch: Batch) -> list[Sequence]:
-        """The forward of ``batch`` raised: nothing of it counts, and what it put into the tree leaves again.
+        """The step ``batch`` raised: nothing of it counts, nor of one that was scheduled ahead, and what they put into the tree leaves
+        again. No step is in flight any more.
 
         A sequence that was alone in its batch, without drafts, is to blame and is returned, ended; the others wait again,
         each to run alone until it has passed what it was to compute in this step. Every running sequence gives up what it holds, because
         one that is not in the batch may have matched what the batch should have computed.
         """
         ends = dict(zip(batch.sequences, batch.ends, strict=True))
-        blamed = batch.sequences[0] if len(ends) == 1 and not batch.sequences[0].drafts else None
+        first = batch.sequences[0]
+        blamed = first if len(ends) == 1 and not first.drafts and first.phase is Phase.RUNNING else None
+        self._landed(len(self.flights))
         self._blocked_until = 0
         for sequence in self.running.values():
             self._release(sequence)
@@ -235,10 +276,14 @@ class Scheduler:
 
     # ---- decodes
 
-    def _schedule_decodes(self, plan: dict[int, tuple[Sequence, int]]) -> int:
+    def _decodes(self) -> tuple[list[Sequence], list[Sequence]]:
+        """The decodes of the next step, and those of them that need pages."""
+        decodes = [s for s in self.running.values() if s.decoding]
+        return decodes, [s for s in decodes if s.owned == s.computed]
+
+    def _schedule_decodes(self, plan: dict[int, tuple[Sequence, int]], ahead: bool) -> int:
         while True:
-            decodes = [s for s in self.running.values() if s.decoding]
-            full = [s for s in decodes if s.owned == s.computed]
+            decodes, full = self._decodes()
             if self._make_room(len(full)):
                 break
             if not self._reclaim() and not (len(self.running) == 1 and self.leases.give_up()):
@@ -254,8 +299,8 @@ class Scheduler:
                 sequence.owned += count * size
                 at += count * size
         for sequence in decodes:
-            plan[sequence.uid] = (sequence, sequence.size)
-        return len(decodes) + self._draft(decodes)
+            plan[sequence.uid] = (sequence, sequence.end)
+        return len(decodes) + (self._draft(decodes) if not ahead else 0)
 
     def _reclaim(self) -> bool:
         """Take back the empty pages behind the running sequences; whether there were any."""
@@ -276,15 +321,8 @@ class Scheduler:
         for _, drafter, sequence in sorted(drafting, key=lambda entry: -entry[0]) if room > 0 else ():
             spare = max(0, self._available() // size - len(self.running))  # pages beyond the next step's
             most = min(left, sequence.remaining - 1, sequence.owned - sequence.size + spare * size)
-            tokens = drafter.propose(
-                sequence.tokens[: sequence.size],
-                sequence.accepted,
-                most,
-                share,
-                self.tree,
-                sequence.node,
-                sequence.in_tree,
-            )
+            place = (self.tree, sequence.node, sequence.in_tree)
+            tokens = drafter.propose(sequence.tokens[: sequence.size], sequence.accepted, most, share, *place)
             pages = self.pool.pages_for(sequence.size + len(tokens)) - sequence.owned // size
             if pages > 0 and self._make_room(pages):
                 sequence.put_slots(sequence.owned, self.pool.alloc(pages))
@@ -295,13 +333,14 @@ class Scheduler:
 
     # ---- prefill
 
-    def _schedule_prefills(self, plan: dict[int, tuple[Sequence, int]], budget: int) -> int:
+    def _schedule_prefills(self, plan: dict[int, tuple[Sequence, int]], budget: int, ahead: bool) -> int:
         used = 0
-        under_way = [s for s in self.running.values() if s.uid not in plan]
+        # one that is computed whole is sampled by the step in flight, and ends there
+        under_way = [s for s in self.running.values() if s.uid not in plan and not (ahead and s.computed == s.size)]
         for sequence in under_way:
             if sequence.phase is Phase.RUNNING and budget > used:
                 used += self._prefill(plan, sequence, budget - used)
-        while not plan and under_way and budget > 0:
+        while not plan and under_way and budget > 0 and not ahead:
             # every page is held by prefills under way: the first of them gets what the others hold
             first = min(under_way, key=self._rank)
             while len(self.running) == 1 and not self._make_room(1):
@@ -343,7 +382,7 @@ class Scheduler:
         sequence.node = match.node
         if match.length:
             end = sequence.in_tree + match.length
-            self.pool.free(sequence.slots[sequence.in_tree : min(end, sequence.owned)])
+            self._give_back(sequence, sequence.in_tree, min(end, sequence.owned))
             sequence.put_slots(sequence.in_tree, match.slots)
             sequence.in_tree = end
             sequence.owned = max(sequence.owned, end)
@@ -359,7 +398,7 @@ class Scheduler:
             match = self.tree.extend(sequence.node, sequence.tokens[part], sequence.slots[part], fresh=fresh)
             sequence.node = match.node
             if match.length:  # computed by someone else meanwhile: theirs stays, ours is freed
-                self.pool.free(sequence.slots[sequence.in_tree : sequence.in_tree + match.length])
+                self._give_back(sequence, sequence.in_tree, sequence.in_tree + match.length)
                 sequence.put_slots(sequence.in_tree, match.slots)
             sequence.in_tree = whole
 
@@ -528,75 +567,30 @@ class Scheduler:
             if sequence.computed > sequence.in_tree:
                 self._grow_tree(sequence, sequence.computed, fresh=False)
             self.tree.unlock(sequence.node)
-        self.pool.free(sequence.slots[sequence.in_tree : sequence.owned])
+        self._give_back(sequence, sequence.in_tree, sequence.owned)
         sequence.node = None
         sequence.drafts = 0
         sequence.slots = sequence.slots[:0].copy()
         sequence.in_tree = sequence.owned = sequence.computed = 0
 
-    # ---- the batch
+    def _give_back(self, sequence: Sequence, start: int, end: int) -> None:
+        """Free pages of ``sequence`` that are not in the tree: when no step in flight writes them."""
+        slots = sequence.slots[start:end]
+        if any(sequence.uid in flight for flight in self.flights):
+            self.retired.append(slots.copy())
+        else:
+            self.pool.free(slots)
 
-    def _batch(self, work: list[tuple[Sequence, int]]) -> Batch:
-        forward = [(s, end + s.drafts) for s, end in work if end > s.computed]
-        sampled = tuple(s for s, end in work if end == s.size)
-        flat = None
-        if forward:
-            flat = ForwardBatch(
-                token_ids=np.concatenate([s.tokens[s.computed : end] for s, end in forward]),
-                positions=np.concatenate([np.arange(s.computed, end, dtype=np.int32) for s, end in forward]),
-                write_slots=np.concatenate([s.slots[s.computed : end] for s, end in forward]),
-                q_lens=np.array([end - s.computed for s, end in forward], dtype=np.int32),
-                kv_lens=np.array([end for _, end in forward], dtype=np.int32),
-                kv_slots=np.concatenate([s.slots[:end] for s, end in forward]),
-            )
-        return Batch(
-            sequences=tuple(s for s, _ in work),
-            ends=tuple(end for _, end in work),
-            forward=flat,
-            sampled=sampled,
-            sample_slots=np.concatenate([_NO_SLOTS, *(s.slots[s.size - 1 : s.size + s.drafts] for s in sampled)]),
-        )
-
-    def _count(self, sequence: Sequence, end: int) -> None:
-        """Book the tokens ``computed..end``: first time or again, prompt or output."""
-        again = max(0, min(end, sequence.high_water) - sequence.computed)
-        first = max(0, min(end, sequence.prompt_len) - max(sequence.computed, sequence.high_water))
+    def _count(self, sequence: Sequence, start: int, end: int) -> None:
+        """Book the tokens ``start..end``: first time or again, prompt or output."""
+        again = max(0, min(end, sequence.high_water) - start)
+        first = max(0, min(end, sequence.prompt_len) - max(start, sequence.high_water))
         sequence.recomputed += again
         sequence.computed_prompt += first
         sequence.high_water = max(sequence.high_water, end)
         self.counters.recomputed += again
         self.counters.computed_prompt += first
 
-    # ---- checking
-
     def check_integrity(self) -> None:
         """Raises AssertionError where an invariant of this module, the tree or the pool does not hold. O(pool)."""
-        self.programs.check_integrity(self.waiting)
-        owned: list[IntArray] = []
-        for sequence in self.running.values():
-            assert sequence.phase is Phase.RUNNING
-            assert sequence.in_tree <= sequence.computed <= sequence.owned, "token ranges are out of order"
-            assert sequence.computed <= sequence.size and not sequence.drafts, "drafts were left behind by a step"
-            assert sequence.owned % self.pool.page_size == 0 == sequence.in_tree % self.pool.page_size
-            owned.append(sequence.slots[sequence.in_tree : sequence.owned])
-        for sequence in self.suspects[:1]:
-            assert sequence.phase is not Phase.RUNNING or sequence.uid in self.running
-        for sequence in (*self.waiting.values(), *self.preempted, *self.suspects[1:]):
-            assert sequence.phase is Phase.WAITING and sequence.node is None and sequence.owned == sequence.drafts == 0
-        if self.tree is not None:
-            self.tree.check_integrity()
-            assert self.tree.total_locks == len(self.running) + len(self.leases), "locks without a sequence or a lease"
-            owned.append(self.tree.slots())
-        held = np.concatenate(owned) if owned else np.empty(0, dtype=np.int32)
-        assert len(np.unique(held)) == len(held), "a slot is held twice"
-        pages = held[:: self.pool.page_size] // self.pool.page_size if self.pool.page_size > 1 else held
-        every = np.concatenate([self.pool.free_page_ids(), pages])
-        assert len(every) == self.pool.pages and len(np.unique(every)) == self.pool.pages, "pages lost or held twice"
-        for sequence in self.running.values():
-            if self.tree is not None and sequence.node is not None:
-                node, path = sequence.node, []
-                while node.parent is not None:
-                    path.append(node.slots)
-                    node = node.parent
-                mine = np.concatenate(path[::-1]) if path else held[:0]
-                assert np.array_equal(mine, sequence.slots[: sequence.in_tree]), "a sequence and the tree disagree"
+        check_integrity(self)

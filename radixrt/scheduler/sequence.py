@@ -18,6 +18,14 @@ During a step that verifies drafts, ``drafts`` guessed tokens lie behind ``size`
 
 They are nobody's output: ``append`` takes one in when it is what was sampled, and forgets all of them when it is not; their slots are
 written again before they are read. Between steps there are none.
+
+While the step after one that has not ended is scheduled, a token that nobody knows yet may lie behind ``size``: ``source`` says where
+the step in flight samples it, see ``Scheduler.schedule_ahead``.
+
+    tokens  |---- prompt ----|---- generated ----|- pending -|
+                                                size
+    KV                  ... computed by the step in flight --|-- this step computes it
+
 """
 
 from __future__ import annotations
@@ -75,6 +83,7 @@ class Sequence:
         "recomputed",
         "size",
         "slots",
+        "source",
         "suspect_until",
         "tokens",
         "uid",
@@ -113,6 +122,7 @@ class Sequence:
         self.drafter: Drafter | None = None  # where its next tokens may be guessed
         self.drafts = 0  # guessed tokens that this step computes
         self.accepted = 0  # of those, ever, that turned out right
+        self.source = -1  # row of the step in flight that samples its next token; -1: it awaits none
 
     @property
     def generated(self) -> int:
@@ -124,9 +134,14 @@ class Sequence:
         return self.limit - self.size
 
     @property
+    def end(self) -> int:
+        """Its tokens, with one that is pending."""
+        return self.size + (self.source >= 0)
+
+    @property
     def decoding(self) -> bool:
         """Only the last sampled token has no KV yet."""
-        return self.size - self.computed == 1 and self.size > self.prompt_len and self.phase is Phase.RUNNING
+        return self.end - self.computed == 1 and self.end > self.prompt_len and self.phase is Phase.RUNNING
 
     def append(self, token: int) -> None:
         """Add a generated token. One that was drafted has its KV already, if the step did not fail; another one ends the drafts."""
@@ -147,6 +162,12 @@ class Sequence:
         self.drafts = len(tokens)
         self._grow(self.size + self.drafts)
         self.tokens[self.size : self.size + self.drafts] = tokens
+
+    def expect(self, row: int) -> None:
+        """A step in flight samples its next token in ``row``."""
+        self.source = row
+        self._grow(self.size + 1)
+        self.tokens[self.size] = 0
 
     def _grow(self, size: int) -> None:
         if size > len(self.tokens):

@@ -14,6 +14,7 @@ import pytest
 from radixrt import Engine
 from radixrt.cli import main
 from radixrt.model import source
+from radixrt.model.registry import supported
 from radixrt.model.source import LocalModel
 from tests.tiny import save_tiny
 
@@ -38,7 +39,7 @@ def test_table(cli: Any, local: list[LocalModel]) -> None:
         "name             family      size  memory  context  quantization  path",
         "(default) small  llama      98 MB       ?    8,192  Q4_1          /m/small.gguf",
         "org/odd          mamba   5,000 MB       ?        ?  ?             /m/odd",
-        "  cannot be used: the family 'mamba' is not supported; supported are llama, mistral, qwen2, qwen3",
+        "  cannot be used: the family 'mamba' is not supported; supported are " + supported(),
         "org/broken       ?           0 MB       ?        ?  ?             /m/broken.gguf",
         "  cannot be used: /m/broken.gguf: truncated",
     ]

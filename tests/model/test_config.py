@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from radixrt.config import EngineConfig
 from radixrt.errors import InvalidRequest, ModelError, shown
 from radixrt.model import runner
 from radixrt.model.checkpoint import open_checkpoint
 from radixrt.model.config import ModelConfig
+from radixrt.model.registry import FAMILIES
 from radixrt.model.rope import cos_sin_table, inverse_frequencies, longest_context
 from radixrt.model.runner import ModelRunner
 from tests.tiny import save_tiny
@@ -116,6 +118,114 @@ def test_a_wrong_number_of_rope_is_refused_by_its_name(name: str, others: dict[s
 def test_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         build(changes)
+
+
+# Of each family something that is right, and what is refused: what would change the result and is not honoured is named.
+SIZES = {name: value for name, value in BASE.items() if name != "model_type"}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "type": "su"}
+LOCAL = {"full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}, "sliding_attention": {}}
+EACH: list[tuple[str, dict[str, Any], str | None]] = [
+    ("mixtral", {"num_local_experts": 4}, None),
+    ("mixtral", {"num_local_experts": 0}, "num_local_experts=0"),
+    ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok=9 must be an integer from 1 to 8"),
+    ("qwen2_moe", EXPERTS, None),
+    ("qwen2_moe", {**EXPERTS, "sliding_window": 0}, None),
+    ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": None}, "shared_expert_intermediate_size="),
+    ("qwen2_moe", {**EXPERTS, "qkv_bias": "yes"}, "qkv_bias='yes' must be true or false"),
+    ("qwen2_moe", {**EXPERTS, "decoder_sparse_step": 0}, "decoder_sparse_step=0"),
+    ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [0, "x"]}, "mlp_only_layers="),
+    ("qwen3_moe", {**EXPERTS, "norm_topk_prob": 1}, "norm_topk_prob=1 must be true or false"),
+    ("qwen3_moe", {**EXPERTS, "attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0 .* the qwen3_moe family"),
+    ("gemma2", {}, None),
+    ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}, None),
+    ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping=-1"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu' .*gelu_pytorch_tanh"),
+    ("gemma2", {"layer_types": ["full_attention"] * 2}, "layer_types must list 3 layers"),
+    ("gemma3_text", {"rope_parameters": LOCAL}, None),
+    ("gemma3_text", {"rope_local_base_freq": 0}, "rope_local_base_freq=0"),
+    ("gemma3_text", {"rope_parameters": {**LOCAL, "sliding_attention": 5}}, "sliding_attention=5 must be an object"),
+    ("gemma3_text", {"rope_parameters": {"chunked_attention": {}}}, "'chunked_attention' of its own"),
+    ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+    ("gemma3", {"text_config": SIZES}, None),
+    ("gemma3", {}, "text_config=None must be an object"),
+    ("llama", {"rope_parameters": LOCAL}, "'full_attention' of its own"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+    ("llama", {"logits_scaling": 8.0}, "logits_scaling=8.0"),
+    ("llama", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+    ("phi3", {"partial_rotary_factor": 0.5}, None),
+    ("phi3", {"partial_rotary_factor": 0.4}, None),
+    ("phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor=0.1"),
+    ("phi3", {"rope_scaling": LONG, "original_max_position_embeddings": 64}, None),
+    ("phi3", {"rope_scaling": LONG, "original_max_position_embeddings": 1}, "original_max_position_embeddings=1"),
+    ("phi3", {"rope_scaling": {**LONG, "original_max_position_embeddings": 64, "long_factor": [2.0]}}, "long_factor="),
+    (
+        "phi3",
+        {"rope_scaling": {**LONG, "original_max_position_embeddings": 64, "short_factor": [0] * 8}},
+        "short_factor=",
+    ),
+    ("olmo2", {"clip_qkv": None}, None),
+    ("granite", {"residual_multiplier": 0}, "residual_multiplier=0"),
+    ("granite", {"logits_scaling": "8"}, "logits_scaling='8'"),
+    ("starcoder2", {"norm_epsilon": 2}, "norm_epsilon=2"),
+    ("starcoder2", {"use_bias": 1}, "use_bias=1 must be true or false"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers="),
+    ("smollm3", {"no_rope_layers": [1, 0, 1, 0]}, None),
+    ("gpt_oss", {"num_local_experts": 4}, None),
+    ("gpt_oss", {"num_local_experts": 4, "swiglu_limit": 5.0}, "swiglu_limit=5.0 must be 7.0"),
+    ("gpt_oss", {"num_local_experts": 4, "sliding_window": -1}, "sliding_window=-1"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "message"), EACH)
+def test_fields_of_the_families(kind: str, changes: dict[str, Any], message: str | None) -> None:
+    changes = {"model_type": kind, **changes}
+    if message is None:
+        build(changes)
+        return
+    with pytest.raises(ModelError, match=message):
+        build(changes)
+
+
+def test_what_a_config_leaves_out_is_what_the_family_means_by_it() -> None:
+    """Beside transformers' own classes, with a config of sizes only."""
+    for kind in (name for name in FAMILIES if name not in ("llama", "qwen2", "qwen3")):
+        theirs = AutoConfig.for_model(kind, **SIZES)
+        needed = (
+            "num_experts",
+            "num_local_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "shared_expert_intermediate_size",
+        )
+        given = {name: getattr(theirs, name) for name in needed if hasattr(theirs, name)}
+        ours = ModelConfig.from_dict({"model_type": kind, **SIZES, **given})
+        same = {
+            "tie_embeddings": theirs.tie_word_embeddings,
+            "head_dim": getattr(theirs, "head_dim", None) or 16,
+            "norm_eps": getattr(theirs, "rms_norm_eps", None) or theirs.norm_epsilon,
+            "attention_softcap": getattr(theirs, "attn_logit_softcapping", None),
+            "logits_softcap": getattr(theirs, "final_logit_softcapping", None),
+            "qkv_bias": getattr(
+                theirs, "qkv_bias", getattr(theirs, "use_bias", getattr(theirs, "attention_bias", False))
+            ),
+        }
+        assert {name: getattr(ours, name) for name in same} == same, kind
+        types = getattr(theirs, "layer_types", None)
+        if types is not None:
+            assert [window is not None for window in ours.windows] == [one == "sliding_attention" for one in types], (
+                kind
+            )
+        rope = theirs.rope_parameters
+        assert ours.ropes[0].theta == rope.get("full_attention", rope)["rope_theta"], kind
 
 
 def test_every_scaling_is_finite_at_the_ends_of_its_ranges() -> None:

@@ -24,7 +24,7 @@ from radixrt.model.native_decoder import NativeDecoder
 from radixrt.model.source import resolve
 from radixrt.ops.native import native
 from radixrt.ops.torch.ops import TorchOps
-from tests.tiny import CONFIGS, save_tiny
+from tests.tiny import NATIVE, save_tiny
 
 pytestmark = pytest.mark.skipif(native is None, reason="radixrt was installed without a C++ compiler")
 
@@ -81,13 +81,13 @@ def sequence(vocab: int, length: int, seed: int) -> tuple[Ints, Ints]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    paths = {name: tmp_path_factory.mktemp(name) for name in CONFIGS}
+    paths = {name: tmp_path_factory.mktemp(name) for name in NATIVE}
     for name, path in paths.items():
         save_tiny(name, path)
     return paths
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", NATIVE)
 def test_logits_are_the_references(models: dict[str, Path], name: str) -> None:
     ours, reference = Computer(models[name]), Computer(models[name], "torch")
     tokens, slots = sequence(ours.vocab, 70, 1)

@@ -39,7 +39,7 @@ def unique_edges(prompts: list[list[int]]) -> int:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, aborts, failing steps, flushes, programs and their holds in pools from tight to wide."""
+    """Random arrivals, aborts, failing steps, flushes, programs and their holds in pools from tight to wide, with steps ahead."""
 
     @initialize(
         page_size=st.sampled_from([1, 1, 2, 3]),
@@ -49,6 +49,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache=st.booleans(),
         max_running=st.sampled_from([1, 3, 8]),
         switches=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        stop=st.sampled_from([-1, 4]),
+        forced=st.sampled_from([{}, {3: [1]}, {3: [2, 2, 0], 1: [0]}]),
     )
     def start(
         self,
@@ -59,6 +61,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache: bool,
         max_running: int,
         switches: tuple[bool, bool, bool],
+        stop: int,
+        forced: dict[int, list[int]],
     ) -> None:
         self.scheduler, self.kv = make(
             pages=-(-24 // page_size) + spare,
@@ -72,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             program_eviction=switches[1],
             program_admission=switches[2],
         )
+        self.kv.stop, self.kv.forced = stop, forced
         self.holds: list[tuple[Hold, str]] = []
         self.live: dict[int, Sequence] = {}
         self.prompts: dict[int, tuple[list[int], int]] = {}
@@ -109,9 +114,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prompts[uid] = (prompt, new)
         self.scheduler.add(self.live[uid])
 
-    @rule(fail=st.integers(0, 5))
-    def step(self, fail: int) -> None:
-        batch = self.kv.step(fail=fail == 0)
+    @rule(fail=st.integers(0, 5), ahead=st.booleans())
+    def step(self, fail: int, ahead: bool) -> None:
+        batch = self.kv.step(fail=fail == 0, ahead=ahead)
         if batch is not None and fail == 0 and len(batch.sequences) == 1:
             failed = batch.sequences[0]
             if failed.phase is Phase.FINISHED:  # otherwise drafts may be to blame
@@ -158,7 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        self.kv.run()
+        self.kv.run(ahead=len(self.prompts) % 2 == 0)
         for uid, (prompt, new) in self.prompts.items():
             if uid in self.live:
                 assert self.kv.outputs.get(uid, []) == self.kv.expected(prompt, new)

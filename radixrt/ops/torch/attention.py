@@ -47,8 +47,13 @@ class Plan:
             most = max(g.batch * g.keys for g in self.groups)
             self.scratch = (cache.new_empty((most, *cache.shape[1:])), cache.new_empty((most, *cache.shape[1:])))
         out = self.scratch[which][: group.batch * group.keys]
-        torch.index_select(cache, 0, group.slots, out=out)
+        torch.index_select(_movable(cache), 0, group.slots, out=_movable(out))
         return out.view(group.batch, group.keys, *cache.shape[1:]).transpose(1, 2)
+
+
+def _movable(cache: torch.Tensor) -> torch.Tensor:
+    """A float8 cache as its bytes, which torch can gather; another as it is."""
+    return cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
 
 
 def plan_attention(
@@ -88,7 +93,15 @@ def plan_attention(
     return Plan(tuple(groups))
 
 
-def attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: Plan, scale: float) -> torch.Tensor:
+def attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    plan: Plan,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """See ``Ops.attention``."""
     heads, dim = q.shape[1], q.shape[2]
     kv_heads = k_cache.shape[1]
@@ -101,7 +114,11 @@ def attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pla
         k, v = plan.gathered(k_cache, group, 0), plan.gathered(v_cache, group, 1)
         if k.dtype != q.dtype:
             k, v = k.to(q.dtype), v.to(q.dtype)
-        result = F.scaled_dot_product_attention(part, k, v, attn_mask=group.mask, scale=scale)
+        if softcap is None and sinks is None:
+            result = F.scaled_dot_product_attention(part, k, v, attn_mask=group.mask, scale=scale)
+        else:
+            one_more = None if sinks is None else sinks.float().view(kv_heads, 1, share).expand(-1, n, -1)
+            result = _capped(part, k, v, group.mask, scale, softcap, one_more)
         result = result.view(b, kv_heads, n, share, dim).transpose(1, 2).reshape(b * n, heads, dim)
         if group.rows is None:
             return result
@@ -112,6 +129,34 @@ def attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pla
         else:
             out.index_copy_(0, group.rows.index_select(0, group.kept), result.index_select(0, group.kept))
     return q if out is None else out
+
+
+def _capped(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention with capped scores and ``sinks [K, n, G]``, as many key heads at once as memory is meant for."""
+    batch, kv_heads, rows, _ = q.shape
+    step = max(1, _MAX_SCORES // (batch * rows * k.shape[2]))
+    out = torch.empty_like(q)
+    for first in range(0, kv_heads, step):
+        some = slice(first, first + step)
+        scores = (q[:, some] @ k[:, some].transpose(2, 3)).float() * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        if mask is not None:
+            scores = scores + mask
+        if sinks is not None:
+            column = sinks[some].reshape(1, -1, rows, 1).expand(batch, -1, -1, -1)
+            scores = torch.cat((scores, column), dim=-1)
+        shares = torch.softmax(scores, dim=-1)[..., : k.shape[2]]
+        out[:, some] = shares.to(v.dtype) @ v[:, some]
+    return out
 
 
 def _bounded(

@@ -1,0 +1,358 @@
+"""Owns attention over the paged KV as Triton kernels: one for the tiles of ``plan``, one to merge their partials.
+
+A program computes one tile for one key head. Its rows are the tile's queries, each with the ``share`` query heads that
+have this key head, so that a key is read once for all of them:
+
+    row = query * share + head        keys in blocks of N, gathered through the slots
+
+Softmax is online and in powers of two (Milakov & Gimelshein 2018; Dao 2023); split keys are merged by their
+log-sum-exp (Dao et al. 2023, flash decoding). Scores and sums are float32. Rows that see no key are zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from radixrt.ops.triton.ahead import TARGETS, Ahead
+from radixrt.ops.triton.plan import FIELDS, HEIGHTS, PaddedPlan, Plan, plan_attention
+
+__all__ = ["PaddedPlan", "Plan", "attention", "configurations", "plan_attention"]
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+_FIELDS = tl.constexpr(FIELDS)
+_MERGED = 16  # partials a merge reads at a time
+_LOWEST = tl.constexpr(-1.0e38)  # below every score; finite, so that the difference of two is a number
+
+
+@triton.jit
+def _keys(
+    acc, top, total, q, k, v, slots, at, end, last, low, high, depth, inside, key_scale, softcap,
+    slot_stride, N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+    EVEN: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
+    """Go over keys ``at .. end`` of a tile. Row ``r`` sees ``low[r] .. high[r]``; all if not ``MASKED``."""
+    for begin in range(at, end, N):
+        key = begin + tl.arange(0, N)
+        # Behind the last key its slot is read again: what lies in another might not even be a number.
+        slot = tl.load(slots + tl.minimum(key, last)).to(tl.int64) * slot_stride
+        if EVEN:
+            keys = tl.load(k + slot[None, :] + depth[:, None])
+            values = tl.load(v + slot[:, None] + depth[None, :])
+        else:
+            keys = tl.load(k + slot[None, :] + depth[:, None], mask=inside[:, None], other=0.0)
+            values = tl.load(v + slot[:, None] + depth[None, :], mask=inside[None, :], other=0.0)
+        score = tl.dot(q, keys.to(q.dtype), input_precision="ieee" if PRECISE else "tf32")
+        if SOFTCAP:  # tanh; an infinite power gives 1
+            score = softcap - 2.0 * softcap / (tl.exp2(score * key_scale) + 1.0)
+        if MASKED:
+            seen = key[None, :] < high[:, None]
+            if WINDOW:
+                seen = seen & (key[None, :] >= low[:, None])
+            score = tl.where(seen, score, float("-inf"))
+        if SOFTCAP:
+            new_top = tl.maximum(top, tl.max(score, 1))
+            weight = tl.exp2(score - new_top[:, None])
+        else:  # scaled last: one instruction with the difference
+            new_top = tl.maximum(top, tl.max(score, 1) * key_scale)
+            weight = tl.exp2(score * key_scale - new_top[:, None])
+        rescale = tl.exp2(top - new_top)
+        total = total * rescale + tl.sum(weight, 1)
+        acc = acc * rescale[:, None]
+        acc = tl.dot(weight.to(q.dtype), values.to(q.dtype), acc, input_precision="ieee" if PRECISE else "tf32")
+        top = new_top
+    return acc, top, total
+
+
+@triton.jit
+def _tile(
+    q, k, v, out, partial, sums, tiles, listed, positions, slots, sinks, kv_scales,
+    scale, softcap, q_stride, q_head_stride, slot_stride, kv_head_stride, scale_stride, values_scale, heads, window,
+    SHARE: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALES: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
+    """Some queries of one tile, for one key head. A tile without queries is padding."""
+    kv_head = tl.program_id(0)
+    tile = tiles + tl.program_id(1) * _FIELDS
+    above = tl.program_id(2) * (M // SHARE)  # queries of the tile that other programs have
+    count = tl.load(tile + 1)
+    if count > above:
+        first = tl.load(tile)
+        first_slot = tl.load(tile + 2)
+        start = tl.load(tile + 3)
+        length = tl.load(tile + 4)
+        where = tl.load(tile + 5)
+        least = tl.load(tile + 6) - start
+        most = tl.load(tile + 7) - start
+
+        row = tl.arange(0, M)
+        index = above + row // SHARE
+        live = (index < count) & (row < M // SHARE * SHARE)
+        head = kv_head * SHARE + row % SHARE
+        query = tl.load(listed + first + index, mask=live, other=0)
+        position = tl.load(positions + query, mask=live, other=0) - start  # as an index into the tile's keys
+        high = tl.minimum(position + 1, length)
+        low = position - window + 1
+        depth = tl.arange(0, PADDED_D)
+        inside = depth < D
+        place = query.to(tl.int64) * q_stride + head * q_head_stride
+        queries = tl.load(q + place[:, None] + depth[None, :], mask=live[:, None] & inside[None, :], other=0.0)
+
+        key_scale = scale
+        if SCALES:
+            key_scale = scale * tl.load(kv_scales + kv_head * scale_stride)
+        if SOFTCAP:
+            key_scale = key_scale * 2.0 * _LOG2E / softcap
+        else:
+            key_scale = key_scale * _LOG2E
+        cap = softcap * _LOG2E
+        k += kv_head * kv_head_stride
+        v += kv_head * kv_head_stride
+        slots += first_slot
+        last = length - 1
+
+        acc = tl.zeros([M, PADDED_D], dtype=tl.float32)
+        total = tl.zeros([M], dtype=tl.float32)
+        top = tl.full([M], _LOWEST, dtype=tl.float32)
+        if M <= 32:
+            # A few rows are masked for less than a second loop costs.
+            acc, top, total = _keys(
+                acc, top, total, queries, k, v, slots, 0, length, last, low, high, depth, inside, key_scale, cap,
+                slot_stride, N, WINDOW, SOFTCAP, True, D == PADDED_D, PRECISE,
+            )  # fmt: skip
+        else:
+            # |-- window's border --|---- seen by all rows ----|-- causal border, end --|
+            clear = 0
+            if WINDOW:
+                clear = tl.minimum(tl.maximum((most - window + N) // N, 0), (length + N - 1) // N) * N
+                acc, top, total = _keys(
+                    acc, top, total, queries, k, v, slots, 0, clear, last, low, high, depth, inside, key_scale, cap,
+                    slot_stride, N, WINDOW, SOFTCAP, True, D == PADDED_D, PRECISE,
+                )  # fmt: skip
+            border = tl.maximum(tl.minimum(least + 1, length) // N * N, clear)
+            acc, top, total = _keys(
+                acc, top, total, queries, k, v, slots, clear, border, last, low, high, depth, inside, key_scale, cap,
+                slot_stride, N, WINDOW, SOFTCAP, False, D == PADDED_D, PRECISE,
+            )  # fmt: skip
+            acc, top, total = _keys(
+                acc, top, total, queries, k, v, slots, border, length, last, low, high, depth, inside, key_scale, cap,
+                slot_stride, N, WINDOW, SOFTCAP, True, D == PADDED_D, PRECISE,
+            )  # fmt: skip
+
+        value_scale = 1.0
+        if SCALES:
+            value_scale = tl.load(kv_scales + values_scale + kv_head * scale_stride)
+        kept = live[:, None] & inside[None, :]
+        if where < 0:
+            if SINKS:
+                sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * _LOG2E
+                new_top = tl.maximum(top, sink)
+                total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
+                acc = acc * tl.exp2(top - new_top)[:, None]
+            result = acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None]
+            place = (query.to(tl.int64) * heads + head) * D
+            tl.store(out + place[:, None] + depth[None, :], result.to(out.dtype.element_ty), mask=kept)
+        else:
+            result = acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None]
+            place = (where + index).to(tl.int64) * heads + head
+            tl.store(partial + place[:, None] * D + depth[None, :], result, mask=kept)
+            tl.store(sums + place, tl.where(total > 0.0, top + tl.log2(total), float("-inf")), mask=live)
+
+
+@triton.jit
+def _merge(
+    out, partial, sums, merges, parts, sinks,
+    heads, D: tl.constexpr, PADDED_D: tl.constexpr, N: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """One query and head: the mean of its partials, each weighted by its share of the softmax's sum."""
+    head = tl.program_id(0)
+    merge = merges + tl.program_id(1) * 4
+    count = tl.load(merge + 2)
+    if count > 0:
+        query = tl.load(merge)
+        parts += tl.load(merge + 1)
+        depth = tl.arange(0, PADDED_D)
+        inside = depth < D
+        acc = tl.zeros([PADDED_D], dtype=tl.float32)
+        total = 0.0
+        top = -1.0e38
+        if SINKS:
+            top = tl.load(sinks + head).to(tl.float32) * _LOG2E
+            total = 1.0
+        for begin in range(0, count, N):
+            index = begin + tl.arange(0, N)
+            real = index < count
+            place = tl.load(parts + index, mask=real, other=0).to(tl.int64) * heads + head
+            share = tl.load(sums + place, mask=real, other=float("-inf"))
+            rows = tl.load(
+                partial + place[:, None] * D + depth[None, :], mask=real[:, None] & inside[None, :], other=0.0
+            )
+            new_top = tl.maximum(top, tl.max(share, 0))
+            weight = tl.exp2(share - new_top)
+            rescale = tl.exp2(top - new_top)
+            acc = acc * rescale + tl.sum(rows * weight[:, None], 0)
+            total = total * rescale + tl.sum(weight, 0)
+            top = new_top
+        result = acc / tl.where(total > 0.0, total, 1.0)
+        place = (query.to(tl.int64) * heads + head) * D
+        tl.store(out + place + depth, result.to(out.dtype.element_ty), mask=inside)
+
+
+class Shape(NamedTuple):
+    """How a tile is launched."""
+
+    rows: int  # of a program, M: a tile is as many programs as it takes
+    keys: int  # in a block, N
+    warps: int
+    stages: int  # the slots' loads take half of them
+
+
+def tile_shape(height: int, padded: int, plain: bool, precise: bool, capability: int) -> Shape:
+    """The launch of tiles ``height`` rows high with heads of ``padded``.
+
+    ``plain``: without window, soft-cap and cache in fp8, which take registers; ``precise``: float32, for
+    exactness and not for speed.
+    """
+    if precise:
+        return Shape(min(height, 32), 16, 8, 1)
+    if height <= 32:
+        # Two blocks of keys and values are on their way, of 32 KiB each, and three programs run on a multiprocessor.
+        return Shape(height, min(128, 8192 // padded), 4, 5)
+    if height <= 64:
+        return Shape(height, 64 if padded <= 128 else 32, 8, 3)
+    if not 90 <= capability < 120:  # no wgmma or tcgen05, or 100 KiB of shared memory
+        return Shape(height, 32, 8, 5) if padded <= 128 else Shape(64, 32, 8, 3)
+    # The more keys a step, the fewer times all warps wait for each other.
+    return Shape(height, (128 if plain else 64) if padded <= 128 else 32, 8, 3)
+
+
+def attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    plan: Plan,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    kv_scales: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See ``Ops.attention``.
+
+    ``kv_scales [2, K]`` or ``[2, 1]`` (keys, values) is what a cache in float8_e4m3fn, or any other, is multiplied by.
+    """
+    heads, dim = q.shape[1], q.shape[2]
+    kv_heads = k_cache.shape[1]
+    if k_cache.stride() != v_cache.stride() or k_cache.stride(2) != 1:
+        raise ValueError(f"k_cache, v_cache: strides {k_cache.stride()}, {v_cache.stride()} must be equal and end in 1")
+    if q.stride(2) != 1:
+        q = q.contiguous()
+    out = torch.empty((q.shape[0], heads, dim), dtype=q.dtype, device=q.device)
+    padded = max(16, triton.next_power_of_2(dim))
+    split = plan.parts.shape[0]
+    partial = torch.empty((split, heads, dim), dtype=torch.float32, device=q.device)
+    sums = torch.empty((split, heads), dtype=torch.float32, device=q.device)
+    capability = _capability(q.device)
+    plain = plan.window is None and softcap is None and k_cache.element_size() > 1
+    for height, tiles in zip(plan.heights, plan.tiles):
+        if len(tiles):
+            shape = tile_shape(height, padded, plain, q.dtype is torch.float32, capability)
+            rows = max(shape.rows, triton.next_power_of_2(plan.share))
+            _tile[(kv_heads, len(tiles), triton.cdiv(height // plan.share, rows // plan.share))](
+                q, k_cache, v_cache, out, partial, sums, tiles, plan.listed, plan.positions, plan.slots,
+                sinks, kv_scales,
+                scale, softcap or 0.0, q.stride(0), q.stride(1), k_cache.stride(0), k_cache.stride(1),
+                0 if kv_scales is None or kv_scales.shape[1] == 1 else 1,
+                0 if kv_scales is None else kv_scales.stride(0),
+                heads, plan.window or 0,
+                SHARE=plan.share, D=dim, PADDED_D=padded, M=rows, N=shape.keys,
+                WINDOW=plan.window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
+                SCALES=kv_scales is not None, PRECISE=q.dtype is torch.float32,
+                num_warps=shape.warps, num_stages=shape.stages,
+            )  # fmt: skip
+    if split:
+        _merge[(heads, len(plan.merges))](
+            out, partial, sums, plan.merges, plan.parts, sinks, heads,
+            D=dim, PADDED_D=padded, N=_MERGED, SINKS=sinks is not None,
+            num_warps=1 if padded <= 128 else 2, num_stages=1,
+        )  # fmt: skip
+    return out
+
+
+def _capability(device: torch.device) -> int:
+    """80, 90, 100, ...; the interpreter passes for the first."""
+    if device.type != "cuda":
+        return TARGETS[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+_OFTEN = (  # of the configurations: kind, head size, height, without window, soft-cap and sinks
+    *(("bf16", 128, height, True) for height in HEIGHTS),
+    ("bf16", 256, 128, False),
+    ("fp16", 96, 16, False),
+    ("fp8", 128, 16, True),
+    ("fp8", 128, 128, True),
+)
+
+
+def configurations() -> Iterator[Ahead]:
+    """What ``attention`` launches."""
+    kinds = {
+        "bf16": ("*bf16", "*bf16"),
+        "fp16": ("*fp16", "*fp16"),
+        "fp32": ("*fp32", "*fp32"),
+        "fp8": ("*bf16", "*fp8e4nv"),
+    }
+    for kind, (q, cache) in kinds.items():
+        for dim in (64, 80, 96, 128, 256):
+            for height in HEIGHTS:
+                for plain in (True, False):
+                    yield from _tiles(kind, q, cache, dim, height, plain)
+    for dim in (64, 80, 96, 128, 256):
+        for sinks in (False, True):
+            yield _merges(dim, sinks)
+
+
+def _tiles(kind: str, q: str, cache: str, dim: int, height: int, plain: bool) -> Iterator[Ahead]:
+    padded = triton.next_power_of_2(dim)
+    pointers = "partial sums tiles listed positions slots sinks kv_scales"
+    types = dict(zip(pointers.split(), ("*fp32", "*fp32", *["*i32"] * 4, q, "*fp32")))
+    numbers = "q_stride q_head_stride slot_stride kv_head_stride scale_stride values_scale heads window"
+    types |= {"q": q, "k": cache, "v": cache, "out": q, "scale": "fp32", "softcap": "fp32"}
+    types |= dict.fromkeys(numbers.split(), "i32")
+    for target in TARGETS:
+        shape = tile_shape(height, padded, plain and kind != "fp8", kind == "fp32", target)
+        constants: dict[str, Any] = {"SHARE": 4, "D": dim, "PADDED_D": padded, "M": shape.rows, "N": shape.keys}
+        constants |= {"WINDOW": not plain, "SOFTCAP": not plain, "SINKS": not plain, "SCALES": kind == "fp8"}
+        constants["PRECISE"] = kind == "fp32"
+        absent = [*([] if not plain else ["sinks"]), *([] if kind == "fp8" else ["kv_scales"])]
+        constants |= dict.fromkeys(absent)
+        yield Ahead(
+            name=f"tile-{kind}-{dim}-{height}{'' if plain else '-window-cap-sinks'}-{target}",
+            kernel=_tile,
+            types={name: type_ for name, type_ in types.items() if name not in absent},
+            constants=constants,
+            num_warps=shape.warps,
+            num_stages=shape.stages,
+            divisible=("q_stride", "q_head_stride", "slot_stride", "kv_head_stride"),
+            targets=() if kind == "fp8" and target < 89 else (target,),
+            often=(kind, dim, height, plain) in _OFTEN,
+        )
+
+
+def _merges(dim: int, sinks: bool) -> Ahead:
+    types = {"out": "*bf16", "partial": "*fp32", "sums": "*fp32", "merges": "*i32", "parts": "*i32", "heads": "i32"}
+    constants = {"D": dim, "PADDED_D": triton.next_power_of_2(dim), "N": _MERGED, "SINKS": sinks}
+    return Ahead(
+        name=f"merge-{dim}{'-sinks' if sinks else ''}",
+        kernel=_merge,
+        types=types | ({"sinks": "*bf16"} if sinks else {}),
+        constants=constants if sinks else constants | {"sinks": None},
+        num_warps=1 if dim <= 128 else 2,
+        num_stages=1,
+        often=sinks and dim in (96, 256),
+    )
