@@ -41,6 +41,7 @@ README = (ROOT / "README.md").read_text("utf-8")
 RUN_ELSEWHERE = {
     "scripts/test": "runs this test",
     "scripts/demo": "examples/demo.py, which test_examples runs",
+    "scripts/device_check --rehearse": "tests/bench/test_device_check.py",
 }
 # Examples of ``lang`` are run by tests/lang/test_examples.py, all on one runtime.
 EXAMPLES = [
@@ -349,6 +350,8 @@ def options() -> Iterator[str]:
         importlib.import_module(command.module).add_arguments(parser)
         for action in parser._actions:
             yield from action.option_strings
+    for path in ("scripts/device_check", "radixrt/bench/device/cli.py"):
+        yield from re.findall(r'add_argument\("(--[a-z]+)"', (ROOT / path).read_text("utf-8"))
 
 
 def test_every_option_named_in_the_readme_exists() -> None:
