@@ -348,6 +348,16 @@ class RadixTree:
         self._fresh_before = self._fresh if ahead else {}
         self._fresh = {}
 
+    def end_step(self) -> None:
+        """The oldest step has ended: where two were in flight, what it was to write has its KV."""
+        self._fresh_before.clear()
+
+    def is_fresh(self, node: Node | None) -> bool:
+        """Whether KV of the prefix that ends at ``node`` is not written yet."""
+        while node is not None and node not in self._fresh and node not in self._fresh_before:
+            node = node.parent
+        return node is not None
+
     def drop_fresh(self) -> list[IntArray]:
         """Remove what is fresh, and what hangs below it: its KV was never written. None of it may be locked."""
         freed = []

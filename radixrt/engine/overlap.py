@@ -8,7 +8,7 @@ when the host has taken N in: a late mask delays its own step's sampling, and no
 
 Invariants: steps run, and are taken in, in the order in which they were scheduled; outside of a call at most one is in flight, with its
 forward and its sampling launched; a sequence that has ended, or got more tokens than the one that was awaited, is not sampled by a step that
-was launched before; what a step raises is raised by ``wait``, once the device has come to its end.
+was launched before; what a step raises is raised by ``wait``, once the device has come to its end, unless nobody waits for that step.
 """
 
 from __future__ import annotations
@@ -108,9 +108,15 @@ class Flights:
             return
         batch = flight.batch
         if all(sequence.phase is not Phase.RUNNING for sequence in batch.sequences):  # computed for nobody
-            _settle(flight)
-            self._scheduler.commit(batch)
             self._current = None
+            try:
+                flight.forward.result()
+            except BaseException as error:  # but what it put into the tree was not written
+                self._scheduler.fail(batch)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                self._scheduler.commit(batch)
             return
         ends = dict(zip(batch.sequences, batch.ends, strict=True))
         flight.batch = batch.sampling(

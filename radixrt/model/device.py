@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -107,7 +108,8 @@ class StreamDevice(Device):
         return _Queued(done, event)
 
     def close(self) -> None:
-        self._stream.synchronize()
+        with suppress(RuntimeError):  # of a device that has failed, whose users have been told
+            self._stream.synchronize()
 
 
 @dataclass(frozen=True, slots=True)

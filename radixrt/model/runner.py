@@ -38,7 +38,6 @@ log = logging.getLogger("radixrt")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KV_DTYPES = {**_DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _DEFAULT_POOL_LIMIT = 262144
-_LOGIT_ROWS = 256  # whose logits are held at once at most
 _MOST_RECORDED = 256  # decodes of a step that is recorded
 
 
@@ -265,7 +264,7 @@ class ModelRunner:
 
         def step() -> None:
             decoder.forward(np.zeros_like(places), places, places, length, length, places, store)
-            decoder.logits(store.hidden[:1].expand(min(config.max_running_requests, _LOGIT_ROWS), -1))
+            decoder.logits(store.hidden[:1].expand(config.max_running_requests, -1))
 
         peak = step_bytes(self.ops.device, step)
         free = free_memory(self.ops.device) + sum(t.nbytes for t in (*store.k, *store.v, store.hidden))

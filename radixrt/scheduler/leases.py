@@ -40,8 +40,8 @@ class Lease:
 
 @dataclass(slots=True)
 class LeaseCounters:
-    """Totals. ``resumed``: ended by what they waited for; ``expired``: the tool took longer; ``given_up``: others needed the room;
-    ``refused``: the share of the pool was taken."""
+    """Totals. ``resumed``: ended by what they waited for; ``expired``: the tool took longer; ``given_up``: others needed the room, or it was
+    never computed; ``refused``: the share of the pool was taken."""
 
     granted: int = 0
     resumed: int = 0
@@ -146,9 +146,11 @@ class Leases:
         self.counters.given_up += 1
         return True
 
-    def give_up_all(self) -> None:
-        while self.give_up():
-            pass
+    def give_up_fresh(self) -> None:
+        """A step failed: end the leases of what it was to compute."""
+        for lease in [lease for lease in self._live if self.tree is not None and self.tree.is_fresh(lease.node)]:
+            self._unlock(lease)
+            self.counters.given_up += 1
 
     def figures(self) -> dict[str, int]:
         """For the engine's stats."""

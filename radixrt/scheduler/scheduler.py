@@ -36,10 +36,8 @@ _DRAFT_ROWS = 16  # decoded and drafted tokens of a step above which nothing is 
 _ROW_COST = 0.2
 _SHARES = (0.3, 0.8)  # of the drafts that must be right, at least and at most
 _RETRY_STEPS = 16  # steps after which an admission that found no room is tried again though nothing ended
-_RUN, _ROOMY = (
-    16,
-    8,
-)  # slots a decode gets at once, so that its KV lies side by side, while so many times as much is free
+_RUN = 16  # slots a decode gets at once, so that its KV lies side by side,
+_ROOMY = 8  # while so many times as much is free for each that runs
 
 
 class Scheduler:
@@ -231,6 +229,8 @@ class Scheduler:
                 self.suspects.pop(0)
         self.counters.forward_tokens += batch.tokens
         self._new_token_ratio = max(0.1, self._new_token_ratio - 0.001)
+        if self.tree is not None:
+            self.tree.end_step()
         self._landed(1)
 
     def _landed(self, steps: int) -> None:
@@ -250,7 +250,7 @@ class Scheduler:
 
         A sequence that was alone in its batch, without drafts, is to blame and is returned, ended; the others wait again,
         each to run alone until it has passed what it was to compute in this step. Every running sequence gives up what it holds, because
-        one that is not in the batch may have matched what the batch should have computed.
+        one that is not in the batch may have matched what the batch should have computed; so does a lease of that.
         """
         ends = dict(zip(batch.sequences, batch.ends, strict=True))
         first = batch.sequences[0]
@@ -266,6 +266,7 @@ class Scheduler:
             elif sequence not in ends and sequence not in self.suspects:
                 insort(self.preempted, sequence, key=lambda s: s.uid)
         self.running.clear()
+        self.leases.give_up_fresh()
         if self.tree is not None:
             for slots in self.tree.drop_fresh():
                 self.pool.free(slots)
@@ -290,8 +291,10 @@ class Scheduler:
                 self._preempt(self._victim())
         if full:
             size = self.pool.page_size
-            run = _RUN if self.pool.free_pages * size > _ROOMY * _RUN * len(self.running) else 1
+            run = _RUN if self._available() > _ROOMY * _RUN * len(self.running) else 1
             pages = [self.pool.pages_for(min(run, s.limit - s.owned)) for s in full]
+            if not self._make_room(sum(pages)):
+                pages = [1] * len(full)
             fresh = self.pool.alloc(sum(pages))
             at = 0
             for sequence, count in zip(full, pages, strict=True):

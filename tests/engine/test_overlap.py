@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -219,3 +220,26 @@ def test_a_step_that_fails_once_takes_the_next_one_with_it_and_no_answer(
 
     monkeypatch.setattr(engine._runner, kind, failing)
     assert run(engine, work) == expected
+
+
+def test_what_fails_when_it_is_computed_for_nobody_is_found_by_nobody(
+    make_engine: Callable[..., Engine], monkeypatch: Any
+) -> None:
+    """One choice ends all of its request while a part of another one is in flight, and is already in the tree."""
+    engine, prefix, choice = make_engine(overlap=True, chunked_prefill_size=24), IDS[:20], IDS[50:90]
+    expected = run(make_engine(), [(prefix + choice, greedy(8))])
+    calls, real = 0, engine._runner.forward
+
+    def forward(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("once")
+        return real(*args)
+
+    monkeypatch.setattr(engine._runner, "forward", forward)
+    monkeypatch.setattr("radixrt.engine.sampling.score", lambda logits, scored: [(math.nan,) for _ in scored])
+    engine.submit(engine.prepare_score(prefix, [IDS[40:41], choice]))
+    deltas = engine.step()
+    assert calls == 2 and not engine.has_work and [d.finish_reason for d in deltas] == [FinishReason.ERROR]
+    assert run(engine, [(prefix + choice, greedy(8))]) == expected

@@ -125,6 +125,24 @@ def test_the_step_before_a_failed_one_keeps_its_kv() -> None:
     assert scheduler.counters.recomputed == 0
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("steps", range(5))
+def test_a_failure_ends_the_leases_of_what_was_not_computed_and_no_other(steps: int, ahead: bool) -> None:
+    """What is leased between steps may be what the step in flight is to write, or what the one before it wrote."""
+    scheduler, kv = make(chunk=64)
+    for uid, (prompt, new) in enumerate([([1], 20), ([0] * 10, 20)]):
+        scheduler.add(sequence(uid, prompt, new))
+        kv.step(ahead=True)
+    for _ in range(steps):
+        kv.step(ahead=True)
+    assert scheduler.leases.grant(np.zeros(10, dtype=np.int32), "", ["tool"]) is not None
+    kv.step(fail=True, ahead=ahead)
+    scheduler.check_integrity()
+    kv.run(ahead=True)
+    assert kv.outputs == {0: kv.expected([1], 20), 1: kv.expected([0] * 10, 20)}
+    assert len(scheduler.leases) == (steps > 0) and scheduler.counters.recomputed == 0
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_anything_at_any_moment(seed: int) -> None:
     """Arrivals that share prefixes, ends that nobody foresees, forced tokens, aborts, failures and synchronous steps in between."""
