@@ -309,9 +309,11 @@ def _windows(kind: Family, read: _Reader, layers: int, has_rope: tuple[bool, ...
     window = read.size("sliding_window", 4096, high=2**31 - 1)
     if kind.window == "all" or (kind.window == "flag" and some):
         return (window,) * layers
-    if unused:
-        return (None,) * layers
     types = config.get("layer_types")
+    if unused:
+        if kind.window == "config" and isinstance(types, (list, tuple)) and "sliding_attention" in types:
+            raise ModelError(f"{read.source}: layer_types has 'sliding_attention', and use_sliding_window is not true")
+        return (None,) * layers
     if types is None:
         return _default_windows(kind, read, layers, has_rope, window)
     if not isinstance(types, (list, tuple)) or len(types) != layers:
@@ -379,6 +381,11 @@ def _rope(read: _Reader, values: dict[str, Any], theta: str) -> Rope:
     if "short_factor" in values or kind == "longrope":  # whose other names are su and yarn
         trained = config.get("original_max_position_embeddings", values.get("original_max_position_embeddings"))
         return Rope(base, {**values, "rope_type": "longrope", "original_max_position_embeddings": trained})
+    trained, own = (where.get("original_max_position_embeddings") for where in (config, values))
+    if trained is not None:
+        if own not in (None, trained):
+            raise read.wrong("original_max_position_embeddings", trained, f"the same as that of the rope, {shown(own)}")
+        values["original_max_position_embeddings"] = trained
     return Rope(base, {"rope_type": kind, **values})
 
 

@@ -116,13 +116,26 @@ def _measured(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
     native = not shape.native_gap and _native(config, cuda)
     stored = ("float16" if native else computes) if config.kv_dtype == "auto" else config.kv_dtype
     weights = checkpoint.nbytes
-    quantized = checkpoint.format == "safetensors" and "quantization_config" in checkpoint.config
+    method = _quantization(checkpoint)
     # the native kernels keep a GGUF file's blocks, and those of a GPU what of a quantized checkpoint they can multiply with
-    if not (native and not quantized) and not (cuda and quantized):
-        elements = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
-        weights = elements * dtypes[computes].itemsize
+    if not (native and not method) and not (cuda and method not in ("", "mxfp4")):
+        numbers = sum(_numbers(name, checkpoint.shape(name), method) for name in checkpoint.names())
+        weights = numbers * dtypes[computes].itemsize
     per_token = bytes_per_token(shape, dtypes[computes], dtypes[stored])
     return Footprint(checkpoint.name, weights, per_token, computes, native, "cuda" if cuda else "cpu", shape)
+
+
+def _quantization(checkpoint: Checkpoint) -> str:
+    """The method of a quantized checkpoint, which was read with success before; ``""``: it is not quantized."""
+    found = checkpoint.config.get("quantization_config", checkpoint.config.get("compression_config"))
+    return "" if found is None or checkpoint.format == "gguf" else str(found["quant_method"])
+
+
+def _numbers(name: str, shape: tuple[int, ...], method: str) -> int:
+    """How many a tensor stands for: of mxfp4 a block has two a byte, and its scales are no weights."""
+    if method == "mxfp4" and name.endswith(("_blocks", "_scales")):
+        return 2 * math.prod(shape) if name.endswith("_blocks") else 0
+    return math.prod(shape)
 
 
 def _native(config: EngineConfig, cuda: bool) -> bool:

@@ -8,6 +8,7 @@ a batch on the real weights; a model of which that is not so is refused with the
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from radixrt.ops.interface import IntArray, Ops
 _NAME = "radixrt_paged"
 _HOOK = "radixrt_hook"  # the attribute of a module that says whose it is
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length")
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")  # of layers
 # What layers hand on to attention and what does not change its result, or is honoured, beside the mask
 _HARMLESS = (
     *("dropout", "position_ids", "cache", "past_key_values", "use_cache", "cache_position", "position_embeddings"),
@@ -338,8 +340,11 @@ def load_hooked(checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype) -> HookedD
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ModelError(f"{checkpoint.name}: does not fit into memory ({shown(str(error))})") from None
     except Exception as error:  # whatever a model's own code may raise
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{checkpoint.name}: cannot be run through transformers ({shown(reason[0], 200)})") from error
+        raise ModelError(f"{checkpoint.name}: cannot be run through transformers ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    return shown(" ".join(str(error).split()) or type(error).__name__, 200)
 
 
 def is_hooked(checkpoint: Checkpoint) -> bool:
@@ -365,6 +370,7 @@ def sizes_of(checkpoint: Checkpoint) -> tuple[int, ...]:
     """
     from transformers import AutoConfig
 
+    _check_files(checkpoint)
     try:
         config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True)
         heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
@@ -373,10 +379,34 @@ def sizes_of(checkpoint: Checkpoint) -> tuple[int, ...]:
         length = next((int(n) for name in _LENGTHS if (n := getattr(config, name, None))), 2048)
         sizes = (int(config.num_hidden_layers), heads, kv_heads, dim, hidden, int(config.vocab_size), length)
     except Exception as error:
-        raise ModelError(f"{checkpoint.name}: its config tells no sizes ({shown(str(error), 200)})") from None
+        raise ModelError(f"{checkpoint.name}: its config tells no sizes ({_reason(error)})") from None
     if min(sizes) < 1:
         raise ModelError(f"{checkpoint.name}: its config tells sizes below 1")
     return sizes
+
+
+def _check_files(checkpoint: Checkpoint) -> None:
+    """What is to be known before transformers reads a config, which runs what it names and builds as many layers as it says.
+
+    Raises:
+        ModelError: it has code of its own, an adapter, or more layers than tensors.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    config = checkpoint.config
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING_NAMES:
+        raise ModelError(
+            f"model_type={shown(kind)} is not supported: it needs code of its own (auto_map), which is not run"
+        )
+    if (checkpoint.path / "adapter_config.json").exists():
+        raise ModelError(f"{checkpoint.name}: adapter_config.json: adapters of a {kind} model are not supported")
+    most = len(checkpoint.names())
+    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        for name in _COUNTS:
+            value = part.get(name)
+            if isinstance(value, (int, float)) and not value <= most:
+                raise ModelError(f"{checkpoint.name}: {name}={shown(value)}: there are only {most} tensors")
 
 
 def _refusal(config: Any, raw: Mapping[str, Any]) -> str:
@@ -408,24 +438,38 @@ def _refusal(config: Any, raw: Mapping[str, Any]) -> str:
     return ""
 
 
+def _check_size(config: Any, checkpoint: Checkpoint) -> None:
+    """An error for a config of a far larger model than the files hold, before there is memory for it."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        said = sum(tensor.numel() for tensor in AutoModelForCausalLM.from_config(config).parameters())
+    held = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+    if said > 2 * held:  # a tied matrix may be in the files once
+        raise ModelError(
+            f"{checkpoint.name}: its config is of a model of {said:,} numbers, its tensors have {held:,}: "
+            "vocab_size, hidden_size or another size of it is wrong"
+        )
+
+
 def _loaded(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
     """The model, with our attention in it, and its layers without the head."""
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.masking_utils import AttentionMaskInterface
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.utils import logging
 
+    _check_files(checkpoint)
     kind = shown(checkpoint.config.get("model_type"))
-    if checkpoint.config.get("model_type") not in CONFIG_MAPPING_NAMES:
-        raise ModelError(f"model_type={kind} is not supported: it needs code of its own (auto_map), which is not run")
     config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False, local_files_only=True)
     reason = _refusal(config, checkpoint.config)
     if reason:
         raise ModelError(f"model_type={kind} is not supported: {reason}")
+    _check_size(config, checkpoint)
     AttentionInterface.register(_NAME, _attention)
     AttentionMaskInterface.register(_NAME, _mask)
-    shows = logging.is_progress_bar_enabled()
+    shows, tells = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what is wrong with its tensors is told below
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             checkpoint.path,
@@ -435,15 +479,15 @@ def _loaded(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) ->
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     finally:
+        logging.set_verbosity(tells)
         if shows:
             logging.enable_progress_bar()
-    for key, problem in (
-        ("missing_keys", "is missing"),
-        ("mismatched_keys", "has another shape than the config says"),
-        ("unexpected_keys", "would be ignored"),
-    ):
+    for key, own, said in sorted(found.get("mismatched_keys") or ()):
+        raise ModelError(f"{checkpoint.name}: tensor {key!r} has shape {list(own)}, the config says {list(said)}")
+    for key, problem in (("missing_keys", "is missing"), ("unexpected_keys", "would be ignored")):
         if found.get(key):
             raise ModelError(f"{checkpoint.name}: tensor {shown(min(map(str, found[key])))} {problem}")
     model = model.to(device).eval().requires_grad_(False)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 
+from radixrt.errors import ModelError
 from radixrt.model.config import Experts, ModelConfig
 from radixrt.model.linear_weights import read_matrix
-from radixrt.model.mxfp4 import expand
+from radixrt.model.mxfp4 import NAN, expand
 from radixrt.model.registry import MoeFamily
 from radixrt.model.weight_reader import WeightReader
 from radixrt.ops.weights import Weight, stacked
@@ -197,9 +198,13 @@ class LayerReader:
         bias = self.vector(name + "_bias", experts, rows)
         if not self._weights.has(name + "_blocks"):
             return self.vector(name, experts, columns, rows).transpose(1, 2).contiguous(), bias
-        groups = columns // 32
+        groups, rest = divmod(columns, 32)
+        if rest:
+            raise ModelError(f"tensor {name + '_blocks'!r} is in blocks of 32, which do not fill rows of {columns}")
         blocks = self._weights.tensor(name + "_blocks", torch.uint8, experts, rows, groups, 16)
         scales = self._weights.tensor(name + "_scales", torch.uint8, experts, rows, groups)
+        if bool((scales == NAN).any()):
+            raise ModelError(f"tensor {name + '_scales'!r} has {NAN}, which is no number")
         return expand(blocks, scales, self._dtype).to(self._device), bias
 
     def _biases(self, present: bool, parts: list[tuple[str, int]]) -> torch.Tensor | None:

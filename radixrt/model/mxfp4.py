@@ -6,6 +6,7 @@ import torch
 
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127
+NAN = 255  # the exponent of a block that is no number
 
 
 def expand(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

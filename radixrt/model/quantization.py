@@ -31,14 +31,14 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output the bits 4 i of a word hol
 # Options that are read, and those that only say how the codes were found or how to run them; any other could change what they mean.
 _READ = {
     "awq": "bits w_bit group_size q_group_size zero_point version format modules_to_not_convert",
-    "gptq": "bits group_size checkpoint_format format pack_dtype dynamic",
+    "gptq": "bits group_size desc_act checkpoint_format format pack_dtype dynamic",
     "fp8": "activation_scheme weight_block_size modules_to_not_convert ignored_layers scale_fmt kv_cache_scheme fmt",
     "compressed-tensors": "config_groups format ignore kv_cache_scheme sparsity_config transform_config",
     "mxfp4": "modules_to_not_convert",
 }
 _HARMLESS = {
     "awq": "backend do_fuse exllama_config fuse_max_seq_len modules_to_fuse desc_act sym checkpoint_format",
-    "gptq": "sym desc_act true_sequential damp_percent damp_auto_increment static_groups model_name_or_path lm_head "
+    "gptq": "sym true_sequential damp_percent damp_auto_increment static_groups model_name_or_path lm_head "
     "model_file_base_name meta dataset batch_size cache_block_outputs block_name_to_quantize exllama_config tokenizer "
     "disable_exllama use_exllama use_cuda_fp16 max_input_length model_seqlen module_name_preceding_first_block mse backend "
     "modules_in_block_to_quantize pad_token_id act_group_aware version offload_to_disk autoround_version iters nsamples",
@@ -59,6 +59,7 @@ class Scheme:
         block: rows and columns that share a scale (fp8), where the config says so.
         static: activations have a scale of their own in the file (fp8).
         kept: names, or patterns after ``re:``, of the modules that are not quantized.
+        needs: tensors of each matrix that the config says there are, and that others do without.
     """
 
     layout: str
@@ -67,6 +68,7 @@ class Scheme:
     block: tuple[int, int] | None = None
     static: bool = False
     kept: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ def scheme_of(config: Mapping[str, Any], source: str) -> Scheme | None:
     for name, value in options.values.items():
         # a key that starts with _ is a note, and one that is null or false asks for nothing
         if name not in known and not name.startswith("_") and value not in (None, False):
-            raise options.wrong(name, f"is no option of {method} that is supported{nearest(name, known)}")
+            hint = nearest(name, known)
+            hint = hint if "did you mean" in hint else ""
+            raise options.wrong(name, f"is no option of {method} that is supported{hint}")
     if method == "mxfp4":
         return None
     return {"awq": _awq, "gptq": _gptq, "fp8": _fp8, "compressed-tensors": _compressed}[method](options)
@@ -155,7 +159,8 @@ def _gptq(options: _Options) -> Scheme:
     layout = options.choice(name, ("gptq", "gptq_v2"), "gptq")
     options.choice("pack_dtype", ("int32", "torch.int32"), "int32")
     options.absent("dynamic")
-    return Scheme(layout, bits, options.group("group_size"))
+    ordered, group = options.choice("desc_act", (True, False), False), options.group("group_size")
+    return Scheme(layout, bits, group, needs=("g_idx",) if ordered and group is not None else ())
 
 
 def _fp8(options: _Options) -> Scheme:
@@ -201,7 +206,10 @@ def _compressed_group(options: _Options, name: str, value: object, layout: str) 
         weights.choice("type", ("int",), "int")
         bits = weights.choice("num_bits", (4, 8), 8)
         by_group = weights.choice("strategy", ("group", "channel"), "group") == "group"
-        return Scheme("packed", bits, weights.group("group_size") if by_group else None, kept=kept)
+        needs: tuple[str, ...] = () if weights.choice("symmetric", (True, False), True) else ("weight_zero_point",)
+        if by_group and weights.values.get("actorder") in (True, "group", "dynamic"):
+            needs += ("weight_g_idx",)
+        return Scheme("packed", bits, weights.group("group_size") if by_group else None, kept=kept, needs=needs)
     weights.choice("type", ("float",))
     weights.choice("num_bits", (8,), 8)
     blocks = weights.choice("strategy", ("tensor", "channel", "block"), "tensor") == "block"
@@ -258,7 +266,7 @@ def _matrix(scheme: Scheme, base: str, main: str, entries: Mapping[str, Safetens
         """The shape of the tensor of this role, of one of these types."""
         full = f"{base}.{role}"
         if full not in entries:
-            if optional:
+            if optional and role not in scheme.needs:
                 return None
             raise ModelError(f"{source}: tensor {full!r} is missing, {base + '.' + main!r} needs it")
         if entries[full].dtype not in dtypes:

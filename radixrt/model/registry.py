@@ -24,6 +24,7 @@ RESULT_FIELDS: dict[str, tuple[object, ...]] = {
     "rope_local_base_freq": (None,),
     "no_rope_layers": (None,),
     "use_bidirectional_attention": (None, False),
+    "is_causal": (None, True),
     "swiglu_limit": (None,),
     "swiglu_alpha": (None,),
     "clip_qkv": (None,),
@@ -172,7 +173,11 @@ FAMILIES: dict[str, Family] = {
             window="all",
             fused=True,
             fields=("partial_rotary_factor",),
-            defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+            defaults={
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 4096,
+                "original_max_position_embeddings": 4096,
+            },
         ),
         Family("olmo2", mlp_bias=False, qk_norm="whole", norms="post", defaults={"rms_norm_eps": 1e-5}),
         Family(

@@ -118,8 +118,8 @@ def _yarn(scaling: Mapping[str, Any], config: ModelConfig, dim: int, base: float
     mscale, all_dim = (_number(scaling, name, 0.0, 0.0, _MOST_SCALE) for name in ("mscale", "mscale_all_dim"))
     attention = _mscale(factor, mscale) / _mscale(factor, all_dim) if mscale and all_dim else _mscale(factor, 1.0)
     attention = _number(scaling, "attention_factor", _LEAST, attention, _MOST_SCALE)
-    truncate = scaling.get("truncate")
-    if truncate is not None and not isinstance(truncate, bool):
+    truncate = scaling.get("truncate", True)
+    if not isinstance(truncate, bool):
         raise ModelError(f"rope_scaling: truncate={shown(truncate)} must be true or false")
 
     def dimension(rotations: float) -> float:
@@ -127,7 +127,7 @@ def _yarn(scaling: Mapping[str, Any], config: ModelConfig, dim: int, base: float
 
     low = dimension(_number(scaling, "beta_fast", _LEAST, 32.0))
     high = dimension(_number(scaling, "beta_slow", _LEAST, 1.0))
-    if truncate is not False:
+    if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)).clamp(0, 1)

@@ -118,9 +118,9 @@ class ModelRunner:
             tokens = min(_DEFAULT_POOL_LIMIT, free // per_token)
         pages = tokens // config.page_size
         if pages < 1:
-            raise InvalidRequest(
-                "max_total_tokens", f"={tokens}: the pool must hold at least one page of {config.page_size}"
-            )
+            field = "kv_memory_fraction" if config.max_total_tokens is None else "max_total_tokens"
+            problem = f"={getattr(config, field)}: the pool must hold at least one page of {config.page_size}"
+            raise InvalidRequest(field, f"{problem}, not {tokens} tokens")
         if config.max_model_len is not None and config.max_model_len > pages * config.page_size:
             raise InvalidRequest(
                 "max_model_len", f"={config.max_model_len}: the pool holds max_total_tokens={pages * config.page_size}"

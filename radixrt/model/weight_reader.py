@@ -69,6 +69,7 @@ class WeightReader:
             name for name in self._unread if not name.endswith("rotary_emb.inv_freq")
         }  # computed, some files keep it
         if self.config.tie_embeddings:
+            self._check_tied()
             left.discard(self._own("lm_head.weight"))
         if not left:
             return
@@ -80,6 +81,17 @@ class WeightReader:
             reason = f"the config, or the {self.config.family.name} family, has no place for it"
         others = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
         raise ModelError(f"tensor {name!r}{others} would be ignored: {reason}")
+
+    def _check_tied(self) -> None:
+        """A head that some files keep beside the embeddings it is tied to: equal, or it is not tied."""
+        head, embed = self._own("lm_head.weight"), self._own("model.embed_tokens.weight")
+        if head not in self._names:
+            return
+        one, other = (self.source.tensor(name, torch.float32) for name in (head, embed))
+        if not torch.equal(one, other):
+            raise ModelError(
+                f"tensor {head!r} differs from {embed!r}, to which it is tied: tie_word_embeddings must be false"
+            )
 
     def _own(self, name: str) -> str:
         for ours, theirs in self._inside.items():

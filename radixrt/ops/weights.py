@@ -180,8 +180,14 @@ def stacked(weights: Sequence[Weight]) -> Weight:
         if not all(isinstance(weight, torch.Tensor) for weight in weights):
             raise ValueError("dense and packed experts cannot be stacked")
         return torch.stack([weight for weight in weights if isinstance(weight, torch.Tensor)])
-    if any(isinstance(weight, IntWeight) and weight.zeros is not None for weight in weights):
-        weights = [replace(w, zeros=_explicit(w)) if isinstance(w, IntWeight) else w for w in weights]
+    ints = [weight for weight in weights if isinstance(weight, IntWeight)]
+    if any(weight.zeros is not None for weight in ints):
+        ints = [replace(weight, zeros=_explicit(weight)) for weight in ints]
+    if any(weight.order is not None for weight in ints):  # where columns are in order none is kept
+        plain = torch.arange(first.shape[-1], device=first.device)
+        ints = [replace(weight, order=plain if weight.order is None else weight.order) for weight in ints]
+    if len(ints) == len(weights):
+        weights = ints
     if any(type(weight) is not type(first) for weight in weights):
         raise ValueError("experts of different forms cannot be stacked")
     values: dict[str, Any] = {}

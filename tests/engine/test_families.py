@@ -6,6 +6,7 @@ import copy
 import json
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Gemma3Config
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from radixrt.errors import InvalidRequest
+from radixrt.config import EngineConfig
+from radixrt.errors import InvalidRequest, ModelError
+from radixrt.model.footprint import footprint
 from radixrt.ops.torch.ops import TorchOps
 from tests.engine.oracle import GREEDY, PROMPT_ONLY, engine_logits, reference_greedy, reference_logits
 from tests.tiny import CONFIGS, SIZES, VOCAB, save_bytes_tokenizer, save_tiny
@@ -173,6 +176,37 @@ def test_experts_in_mxfp4(tiny, tmp_path, make_engine) -> None:
     engine.generate(LONG, PROMPT_ONLY)
     expected = reference_logits(model, LONG)
     assert (engine_logits(engine, LONG) - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert told(tmp_path) == engine.model_info.parameters
+
+
+@pytest.mark.parametrize(
+    ("hidden", "scale", "message"),
+    [
+        (72, 122, "gate_up_proj_blocks' is in blocks of 32, which do not fill rows of 72"),
+        (64, 255, "gate_up_proj_scales' has 255, which is no number"),
+    ],
+)
+def test_blocks_of_mxfp4_that_are_no_matrix(hidden: int, scale: int, message: str, tmp_path, make_engine) -> None:
+    save_tiny("gpt_oss", tmp_path, hidden_size=hidden)
+    state = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in state if name.endswith("experts.gate_up_proj")]:
+        experts, columns, rows = state.pop(name).shape
+        state[name + "_blocks"] = torch.zeros(experts, rows, columns // 32, 16, dtype=torch.uint8)
+        state[name + "_scales"] = torch.full((experts, rows, columns // 32), 122, dtype=torch.uint8)
+        state[name + "_scales"][-1, -1, -1] = scale
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=message):
+        make_engine(str(tmp_path))
+
+
+def told(path: Path) -> float:
+    """The weights that the headers tell of, in numbers."""
+    return footprint(path, EngineConfig(model=str(path), kernels="torch")).weights / 4
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_its_weights_are_told_before_it_is_loaded(name: str, tiny, make_engine) -> None:
+    assert told(tiny(name)[0]) == make_engine(name, kernels="torch").model_info.parameters
 
 
 def test_native_kernels_say_which_families_they_compute(make_engine) -> None:

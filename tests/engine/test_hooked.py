@@ -156,6 +156,12 @@ def test_an_encoder_and_a_decoder(tmp_path: Path, make_engine) -> None:
         ({"model_type": "phi4"}, r"model_type='phi4' is not supported; supported are llama.*did you mean"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "quantized weights are read for the families"),
         ({"vision_config": {}}, "parts beside a text model"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers=1000000000000: there are only 47 tensors"),
+        ({"vocab_size": 10**9}, "of a model of .* numbers, its tensors have .*: vocab_size, hidden_size or"),
+        ({"vocab_size": 321}, r"tensor .* has shape \[320\], the config says \[321\]"),
+        ({"hidden_size": "x"}, "Field 'hidden_size' expected int, got str"),
+        ({"n_layer": 1e9}, "n_layer=1000000000.0: there are only"),
+        ({"text_config": {"num_hidden_layers": 10**12}}, "num_hidden_layers=1000000000000: there are only"),
     ],
 )
 def test_what_a_config_tells(changes: dict[str, Any], message: str, tmp_path: Path, make_engine) -> None:
@@ -163,6 +169,13 @@ def test_what_a_config_tells(changes: dict[str, Any], message: str, tmp_path: Pa
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(ModelError, match=message):
+        make_engine(str(tmp_path))
+
+
+def test_an_adapter_is_of_another_model(tmp_path: Path, make_engine) -> None:
+    save("phi", tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/other"}')
+    with pytest.raises(ModelError, match=r"adapter_config.json: adapters of a phi model are not supported"):
         make_engine(str(tmp_path))
 
 

@@ -97,6 +97,16 @@ def test_a_wrong_number_of_rope_is_refused_by_its_name(name: str, others: dict[s
         ({"rope_scaling": {**YARN, "beta_slow": 0}}, "beta_slow=0"),
         ({"rope_scaling": {**YARN, "attention_factor": 0}}, "attention_factor=0"),
         ({"rope_scaling": {**YARN, "truncate": "no"}}, "truncate='no'"),
+        ({"rope_scaling": {**YARN, "truncate": None}}, "truncate=None"),
+        (
+            {"rope_scaling": {**YARN, "original_max_position_embeddings": 64}, "original_max_position_embeddings": 32},
+            "original_max_position_embeddings=32 must be the same as that of the rope, 64",
+        ),
+        (
+            {"layer_types": ["sliding_attention"] * BASE["num_hidden_layers"], "sliding_window": 8},
+            "layer_types has 'sliding_attention', and use_sliding_window is not true",
+        ),
+        ({"is_causal": False}, "is_causal=False is not supported by the qwen2 family"),
         ({"rope_scaling": YARN, "rope_theta": 1}, "rope_theta=1 must be above 1"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 0}}, "low_freq_factor=0"),
         ({"rope_scaling": DYNAMIC, "head_dim": 2}, "head_dim above 2"),
@@ -270,6 +280,7 @@ def edited(source: Path, target: Path, config: dict[str, Any] | None = None, **t
 
 
 HIDDEN = torch.zeros(64)
+TIED = torch.rand(320, 64)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +294,9 @@ HIDDEN = torch.zeros(64)
         ({}, {"score__weight": HIDDEN}, "score.weight"),
         ({}, {"model__rotary_emb__inv_freq": HIDDEN}, None),
         ({}, {"model__layers__0__self_attn__rotary_emb__inv_freq": HIDDEN}, None),
-        ({"tie_word_embeddings": True}, {}, None),
+        ({"tie_word_embeddings": True}, {}, "'lm_head.weight' differs from 'model.embed_tokens.weight'"),
+        ({"tie_word_embeddings": True}, {"lm_head__weight": TIED, "model__embed_tokens__weight": TIED.clone()}, None),
+        ({"tie_word_embeddings": True}, {"lm_head__weight": TIED[:9]}, "'lm_head.weight' differs from"),
         ({"tie_word_embeddings": "no"}, {}, "tie_word_embeddings='no' must be true or false"),
     ],
 )
@@ -348,3 +361,15 @@ def test_threads_that_torch_does_not_take(tiny: Path, monkeypatch: pytest.Monkey
 def test_numbers_of_numpy_are_settings() -> None:
     config = EngineConfig(page_size=np.int64(4), kv_memory_fraction=np.float32(0.5))  # type: ignore[arg-type]
     assert (type(config.page_size), type(config.kv_memory_fraction)) == (int, float)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_total_tokens": None, "kv_memory_fraction": 1e-12}, "kv_memory_fraction=1e-12: .* one page of 1, not 0"),
+        ({"max_total_tokens": 3, "page_size": 4}, "max_total_tokens=3: .* one page of 4, not 3"),
+    ],
+)
+def test_a_pool_without_a_page_names_the_setting(settings: dict[str, Any], message: str, tiny: Path) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        load(tiny, **settings)

@@ -313,7 +313,9 @@ REFUSED: list[tuple[object, str]] = [
     (changed(GPTQ, checkpoint_format="marlin"), "checkpoint_format='marlin' is not supported"),
     (changed(GPTQ, dynamic={"-:.*": {}}), "dynamic={'-:.*': {}} is not supported"),
     (changed(GPTQ, group_sized=64), "group_sized=64 is no option of gptq that is supported; did you mean 'group_size'?"),
-    (changed(GPTQ, rotation="hadamard"), "rotation='hadamard' is no option of gptq"),
+    (changed(GPTQ, rotation="hadamard"), "rotation='hadamard' is no option of gptq that is supported"),
+    (changed(GPTQ, desc_act="yes"), "desc_act='yes' is not supported; supported: True, False"),
+    (compressed("pack-quantized", num_bits=4, type="int", symmetric=0), "symmetric=0 is not supported"),
     (changed(FP8_OPTIONS, activation_scheme="none"), "activation_scheme='none' is not supported"),
     (changed(FP8_OPTIONS, weight_block_size=[128]), "weight_block_size=[128] must be two positive integers"),
     (changed(FP8_OPTIONS, scale_fmt="ue8m0"), "scale_fmt='ue8m0' is not supported"),
@@ -332,7 +334,26 @@ def test_what_is_not_supported_is_refused_by_name(options: object, message: str,
     write(tiny, tmp_path, load_file(tmp_path / "model.safetensors"), options)
     with pytest.raises(ModelError) as error:
         open_checkpoint(tmp_path)
-    assert message in str(error.value)
+    assert message in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("options", "role"),
+    [
+        (changed(GPTQ, desc_act=True), "g_idx"),
+        (compressed("pack-quantized", num_bits=4, type="int", group_size=32, symmetric=False), "weight_zero_point"),
+        (compressed("pack-quantized", num_bits=4, type="int", group_size=32, actorder="group"), "weight_g_idx"),
+    ],
+)
+def test_what_the_config_says_there_is_must_be_there(
+    options: dict[str, Any], role: str, tiny: Path, tmp_path: Path
+) -> None:
+    case = "gptq-4" if role == "g_idx" else "packed-4"
+    quantize(tiny, tmp_path, case)
+    tensors = {n: t for n, t in load_file(tmp_path / "model.safetensors").items() if not n.endswith(role)}
+    open_checkpoint(write(tiny, tmp_path, tensors, CASES[case][1])).close()
+    with pytest.raises(ModelError, match=rf"proj.{role}' is missing"):
+        open_checkpoint(write(tiny, tmp_path, tensors, options))
 
 
 def broken() -> Iterator[tuple[str, str, Callable[[Tensors], Any], str]]:
@@ -498,7 +519,8 @@ def test_experts_are_stacked() -> None:
     codes = torch.randint(0, 256, (3, 8, 32), generator=draw, dtype=torch.uint8)
     scales = torch.rand(3, 8, 2, generator=draw)
     zeros = [None, torch.full((8, 2), 7, dtype=torch.uint8), None]
-    each = [IntWeight(codes[i], scales[i], zeros[i], 4, 32) for i in range(3)]
+    orders = [None, None, torch.randperm(64, generator=draw)]
+    each = [IntWeight(codes[i], scales[i], zeros[i], 4, 32, orders[i]) for i in range(3)]
     whole = stacked(each)
     assert whole.shape == (3, 8, 64)
     assert torch.equal(dequantized(whole, torch.float32), torch.stack([dequantized(w, torch.float32) for w in each]))

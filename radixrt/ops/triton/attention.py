@@ -7,6 +7,8 @@ have this key head, so that a key is read once for all of them:
 
 Softmax is online and in powers of two (Milakov & Gimelshein 2018; Dao 2023); split keys are merged by their
 log-sum-exp (Dao et al. 2023, flash decoding). Scores and sums are float32. Rows that see no key are zeros.
+
+A cache in fp8 is read as bytes on devices without fp8 numbers (before compute capability 8.9): as ``value / 256``, which the scales undo.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ import triton
 import triton.language as tl
 
 from radixrt.ops.triton.ahead import TARGETS, Ahead
+from radixrt.ops.triton.linear import fp8_number
 from radixrt.ops.triton.plan import FIELDS, HEIGHTS, PaddedPlan, Plan, plan_attention
+from radixrt.ops.weights import FP8
 
 __all__ = ["PaddedPlan", "Plan", "attention", "configurations", "plan_attention"]
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _FIELDS = tl.constexpr(FIELDS)
+_HAS_FP8 = 89  # compute capability
 _MERGED = 16  # partials a merge reads at a time
 _LOWEST = tl.constexpr(-1.0e38)  # below every score; finite, so that the difference of two is a number
 
@@ -46,6 +51,8 @@ def _keys(
         else:
             keys = tl.load(k + slot[None, :] + depth[:, None], mask=inside[:, None], other=0.0)
             values = tl.load(v + slot[:, None] + depth[None, :], mask=inside[None, :], other=0.0)
+        if k.dtype.element_ty == tl.uint8:
+            keys, values = fp8_number(keys, q.dtype), fp8_number(values, q.dtype)
         score = tl.dot(q, keys.to(q.dtype), input_precision="ieee" if PRECISE else "tf32")
         if SOFTCAP:  # tanh; an infinite power gives 1
             score = softcap - 2.0 * softcap / (tl.exp2(score * key_scale) + 1.0)
@@ -105,6 +112,8 @@ def _tile(
         key_scale = scale
         if SCALES:
             key_scale = scale * tl.load(kv_scales + kv_head * scale_stride)
+        if k.dtype.element_ty == tl.uint8:
+            key_scale = key_scale * 256.0
         if SOFTCAP:
             key_scale = key_scale * 2.0 * _LOG2E / softcap
         else:
@@ -146,6 +155,8 @@ def _tile(
         value_scale = 1.0
         if SCALES:
             value_scale = tl.load(kv_scales + values_scale + kv_head * scale_stride)
+        if k.dtype.element_ty == tl.uint8:
+            value_scale = value_scale * 256.0
         kept = live[:, None] & inside[None, :]
         if where < 0:
             if SINKS:
@@ -256,6 +267,8 @@ def attention(
     partial = torch.empty((split, heads, dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((split, heads), dtype=torch.float32, device=q.device)
     capability = _capability(q.device)
+    if k_cache.dtype is FP8 and capability < _HAS_FP8:
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     plain = plan.window is None and softcap is None and k_cache.element_size() > 1
     for height, tiles in zip(plan.heights, plan.tiles):
         if len(tiles):
@@ -322,24 +335,25 @@ def _tiles(kind: str, q: str, cache: str, dim: int, height: int, plain: bool) ->
     pointers = "partial sums tiles listed positions slots sinks kv_scales"
     types = dict(zip(pointers.split(), ("*fp32", "*fp32", *["*i32"] * 4, q, "*fp32")))
     numbers = "q_stride q_head_stride slot_stride kv_head_stride scale_stride values_scale heads window"
-    types |= {"q": q, "k": cache, "v": cache, "out": q, "scale": "fp32", "softcap": "fp32"}
+    types |= {"q": q, "out": q, "scale": "fp32", "softcap": "fp32"}
     types |= dict.fromkeys(numbers.split(), "i32")
     for target in TARGETS:
         shape = tile_shape(height, padded, plain and kind != "fp8", kind == "fp32", target)
         constants: dict[str, Any] = {"SHARE": 4, "D": dim, "PADDED_D": padded, "M": shape.rows, "N": shape.keys}
         constants |= {"WINDOW": not plain, "SOFTCAP": not plain, "SINKS": not plain, "SCALES": kind == "fp8"}
         constants["PRECISE"] = kind == "fp32"
+        stored = "*u8" if kind == "fp8" and target < _HAS_FP8 else cache
         absent = [*([] if not plain else ["sinks"]), *([] if kind == "fp8" else ["kv_scales"])]
         constants |= dict.fromkeys(absent)
         yield Ahead(
             name=f"tile-{kind}-{dim}-{height}{'' if plain else '-window-cap-sinks'}-{target}",
             kernel=_tile,
-            types={name: type_ for name, type_ in types.items() if name not in absent},
+            types={name: type_ for name, type_ in types.items() if name not in absent} | {"k": stored, "v": stored},
             constants=constants,
             num_warps=shape.warps,
             num_stages=shape.stages,
             divisible=("q_stride", "q_head_stride", "slot_stride", "kv_head_stride"),
-            targets=() if kind == "fp8" and target < 89 else (target,),
+            targets=(target,),
             often=(kind, dim, height, plain) in _OFTEN,
         )
 

@@ -23,13 +23,13 @@ import triton
 import triton.language as tl
 
 from radixrt.ops.triton.ahead import Ahead
-from radixrt.ops.weights import Fp8Weight, IntWeight, PackedWeight, Weight, dequantized, rounded
+from radixrt.ops.weights import BLOCK, Fp8Weight, IntWeight, PackedWeight, Weight, dequantized, rounded
 
 _MOST_SPLITS = 16
 
 
 @triton.jit
-def _fp8_number(codes, number: tl.constexpr):
+def fp8_number(codes, number: tl.constexpr):
     """fp8 codes, as bytes, as numbers / 256: the bits of e4m3 are those of a float16 with an exponent less by 8. Exact in bfloat16, too."""
     wide = codes.to(tl.uint16)
     half = ((wide & 0x80) << 8 | (wide & 0x7F) << 7).to(tl.float16, bitcast=True)
@@ -88,7 +88,7 @@ def product(
             if FORM == "int8":
                 codes = _int_number(codes, zero, DTYPE)
             elif FORM == "fp8":
-                codes = _fp8_number(codes, DTYPE)
+                codes = fp8_number(codes, DTYPE)
             if FORM == "fp8x8":  # Hopper sums fp8 products in few bits: for one step only
                 part = tl.dot(codes, tl.trans(rows), max_num_imprecise_acc=BK)
             else:
@@ -179,9 +179,15 @@ def tile_of(rows: int, step: int, dtype: torch.dtype, form: str) -> Tile:
     return Tile(128, 128, min(step, 64), 8, 3)
 
 
-def step_of(columns: int, group: int) -> int:
-    """The largest of 128, 64, 32 and 16 that divides a group, and the columns; 0: none does."""
-    return next((step for step in (128, 64, 32, 16) if columns % step == 0 and group % step == 0), 0)
+def step_of(weight: Weight) -> int:
+    """The largest of 128, 64, 32 and 16 columns that divides all of them and a group; 0: none does.
+
+    4-bit codes are packed in blocks of 32, which no step may cut.
+    """
+    columns = weight.shape[-1]
+    group = columns if isinstance(weight, torch.Tensor) else min(weight.group, columns)
+    steps = (128, 64, BLOCK) if isinstance(weight, IntWeight) and weight.bits == 4 else (128, 64, 32, 16)
+    return next((step for step in steps if columns % step == 0 and group % step == 0), 0)
 
 
 @lru_cache(maxsize=64)
@@ -212,10 +218,10 @@ def linear(
     """
     if isinstance(weight, torch.Tensor):
         return F.linear(x, weight, bias)
-    rows, columns = x.shape
+    rows = x.shape[0]
     if isinstance(weight, IntWeight) and weight.order is not None:
         x = x.index_select(1, weight.order)
-    step = step_of(columns, min(weight.group, columns))
+    step = step_of(weight)
     if step < (32 if activations == "fp8" else 16):  # groups that no tile fits
         plain = weight
         if isinstance(weight, IntWeight):

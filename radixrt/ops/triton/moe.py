@@ -173,7 +173,8 @@ def moe(
     size = tokens * per_token
     gate_up, down = _tiled(gate_up, x.dtype), _tiled(down, x.dtype)
     tiles = [
-        tile_of(size, count, _step(weight), x.dtype, not isinstance(weight, torch.Tensor)) for weight in (gate_up, down)
+        tile_of(size, count, step_of(weight) or 32, x.dtype, not isinstance(weight, torch.Tensor))
+        for weight in (gate_up, down)
     ]
     rows = min(tile.bm for tile in tiles)  # both products go by one table of blocks
     tiles = [replace(tile, bm=rows) for tile in tiles]
@@ -185,18 +186,11 @@ def moe(
     return parts.view(tokens, per_token, hidden).sum(1)
 
 
-def _step(weight: Weight) -> int:
-    columns = weight.shape[-1]
-    group = columns if isinstance(weight, torch.Tensor) else min(weight.group, columns)
-    return step_of(columns, group) or 32
-
-
 def _tiled(weight: Weight, dtype: torch.dtype) -> Weight:
     """The weight, dense where no tile fits its groups."""
     if isinstance(weight, torch.Tensor):
         return weight.contiguous()
-    fits = step_of(weight.shape[-1], min(weight.group, weight.shape[-1]))
-    return weight if fits else dequantized(weight, dtype)
+    return weight if step_of(weight) else dequantized(weight, dtype)
 
 
 def _launch(

@@ -16,16 +16,11 @@ from radixrt.ops.weights import Weight
 
 
 class TritonOps:
-    """``Ops`` on ``device``; see the interface for the signatures.
+    """``Ops`` on ``device``; see the interface for the signatures."""
 
-    Args:
-        kv_scales: float32 ``[2, K]`` or ``[2, 1]``: what keys and values in a float8 cache are multiplied by; ``None``: 1.
-    """
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, kv_scales: torch.Tensor | None = None) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.dtype = dtype
-        self.kv_scales = kv_scales
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         return matrices.linear(x, weight, bias)
@@ -58,8 +53,7 @@ class TritonOps:
         v_cache: torch.Tensor,
         slots: torch.Tensor,
     ) -> torch.Tensor:
-        k_scale, v_scale = (None, None) if self.kv_scales is None else self.kv_scales
-        return rows.rope_store(q, k, v, cos, sin, k_cache, v_cache, slots, k_scale=k_scale, v_scale=v_scale)
+        return rows.rope_store(q, k, v, cos, sin, k_cache, v_cache, slots)
 
     def store(self, cache: torch.Tensor, slots: torch.Tensor, rows_: torch.Tensor) -> None:
         rows.store(cache, slots, rows_)
@@ -79,7 +73,7 @@ class TritonOps:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return paged.attention(q, k_cache, v_cache, plan, scale, softcap, sinks, self.kv_scales)
+        return paged.attention(q, k_cache, v_cache, plan, scale, softcap, sinks)
 
     def fixed_plan(
         self, batch: int, max_kv: int, heads: int, kv_heads: int, window: int | None, beside: PaddedPlan | None

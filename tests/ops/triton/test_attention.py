@@ -238,18 +238,23 @@ def test_queries_and_caches_may_be_parts_of_larger_tensors() -> None:
     torch.testing.assert_close(out.double(), expected(b, 0.125), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("per_head", [False, True])
-def test_a_cache_in_fp8_with_scales(per_head: bool) -> None:
-    b = batch(paged([300, 60], 16), [1, 20], 4, 2, 64, torch.float16)
+@pytest.mark.parametrize("scales", [None, [[0.5], [2.0]], [[0.5, 0.25], [2.0, 0.125]]], ids=["none", "one", "per-head"])
+@pytest.mark.parametrize("capability", [80, 90])  # without and with numbers in fp8
+@pytest.mark.parametrize(("dim", "softcap"), [(64, None), (80, 5.0)])
+def test_a_cache_in_fp8(
+    dim: int, softcap: float | None, capability: int, scales: list[list[float]] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixrt.ops.triton.attention._capability", lambda device: capability)
+    b = batch(paged([300, 60], 16), [1, 20], 4, 2, dim, torch.float16)
     b.k.nan_to_num_()
     b.v.nan_to_num_()
-    scales = torch.tensor([[0.5, 0.25], [2.0, 0.125]] if per_head else [[0.5], [2.0]])
-    k8, v8 = ((c / s[:, None]).to(torch.float8_e4m3fn) for c, s in zip((b.k, b.v), scales))
-    wide = [c.float() * s[:, None] for c, s in zip((k8, v8), scales)]
+    factors = torch.tensor(scales or [[1.0], [1.0]])
+    k8, v8 = ((c / s[:, None]).to(torch.float8_e4m3fn) for c, s in zip((b.k, b.v), factors))
+    wide = [c.float() * s[:, None] for c, s in zip((k8, v8), factors)]
     plan = plan_attention(b.q_lens, b.kv_lens, b.slots, 4, 2, None, CPU)
-    out = attention(b.q, k8, v8, plan, 0.125, kv_scales=scales)
+    out = attention(b.q, k8, v8, plan, 0.125, softcap, kv_scales=factors if scales else None)
     reference = Batch(b.q_lens, b.kv_lens, b.slots, b.q, *wide, b.sinks)
-    torch.testing.assert_close(out.double(), expected(reference, 0.125), atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(out.double(), expected(reference, 0.125, softcap=softcap), atol=4e-3, rtol=4e-3)
 
 
 def test_plans_of_several_windows_have_the_slots_in_common() -> None:

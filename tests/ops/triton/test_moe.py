@@ -42,12 +42,12 @@ def packed(shape: tuple[int, ...], form: str, seed: int) -> Weight:
     draw = torch.Generator().manual_seed(seed)
     *lead, n, k = shape
     if form.startswith("int"):
-        bits = int(form[3])
+        bits, group = int(form[3]), 16 if "narrow" in form else 32
         codes = torch.randint(0, 2**bits, shape, generator=draw, dtype=torch.uint8)
-        scales = (torch.rand(*lead, n, k // 32, generator=draw).half() + 0.5) / 2**bits / k**0.5
+        scales = (torch.rand(*lead, n, k // group, generator=draw).half() + 0.5) / 2**bits / k**0.5
         zeros = torch.randint(0, 2**bits, scales.shape, generator=draw, dtype=torch.uint8) if "zeros" in form else None
         order = torch.stack([torch.randperm(k, generator=draw) for _ in range(lead[0])]) if "order" in form else None
-        return IntWeight(pack_nibbles(codes) if bits == 4 else codes, scales, zeros, bits, 32, order)
+        return IntWeight(pack_nibbles(codes) if bits == 4 else codes, scales, zeros, bits, group, order)
     rows, group = (32, 32) if "block" in form else (1, k)
     scales = (torch.rand(*lead, -(-n // rows), -(-k // group), generator=draw) + 0.5) / 60 / k**0.5
     return Fp8Weight((torch.randn(shape, generator=draw) * 60).to(FP8), scales, rows, group)
@@ -64,7 +64,9 @@ def test_each_activation_with_biases(kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("form", ["int4", "int4-zeros-order", "int8-zeros", "fp8", "fp8-block"])
+@pytest.mark.parametrize(
+    "form", ["int4", "int4-narrow", "int4-zeros-order", "int8-zeros", "int8-narrow", "fp8", "fp8-block"]
+)
 def test_packed_experts(form: str) -> None:
     x, experts, gains, gate_up, down = case(6, 2, 3, 64, 96)
     gate_up, down = packed(tuple(gate_up.shape), form, 1), packed(tuple(down.shape), form, 2)
