@@ -238,7 +238,7 @@ def find_matrices(
         matrices[matrix.name] = matrix
         used.update(matrix.parts.values())
         used.update(f"{base}.{extra}" for extra in ("weight_shape", "g_idx", "weight_g_idx", "input_zero_point"))
-    # scales for a cache in fp8, which is not what the cache is in
+    # scales for a cache in fp8: ours has none, see --kv-dtype
     used.update(name for name in entries if name.endswith((".k_scale", ".v_scale")))
     both = sorted(set(matrices) & set(entries) - used)
     if both:

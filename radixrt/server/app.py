@@ -355,9 +355,8 @@ async def serve(
     with contextlib.ExitStack() as stack:
         stack.callback(listening.close)
         for name in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(
-                ValueError, NotImplementedError
-            ):  # not in the main thread: whoever runs us stops us
+            # not in the main thread, whoever runs us stops us
+            with contextlib.suppress(ValueError, NotImplementedError):
                 loop.add_signal_handler(name, stop)
                 stack.callback(loop.remove_signal_handler, name)
         runner: web.AppRunner | None = None

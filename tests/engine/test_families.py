@@ -17,7 +17,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from radixrt.config import EngineConfig
 from radixrt.errors import InvalidRequest, ModelError
 from radixrt.model.footprint import footprint
+from radixrt.ops.native import native
 from radixrt.ops.torch.ops import TorchOps
+from radixrt.request import SamplingParams
 from tests.engine.oracle import GREEDY, PROMPT_ONLY, engine_logits, reference_greedy, reference_logits
 from tests.tiny import CONFIGS, SIZES, VOCAB, save_bytes_tokenizer, save_tiny
 
@@ -214,6 +216,32 @@ def test_native_kernels_say_which_families_they_compute(make_engine) -> None:
         InvalidRequest, match="kernels=native: they compute llama, mistral, qwen2, qwen3, not the gemma2"
     ):
         make_engine("gemma2", kernels="native")
+
+
+def test_kv_in_fp8_gives_the_same_tokens_however_it_is_computed(make_engine) -> None:
+    prompts = [[*range(5, 60)], [*range(5, 40), 9, 3], [7, 8]]
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    settings = {"kernels": "torch", "kv_dtype": "fp8"}
+    engine = make_engine("qwen3", **settings)
+    assert engine.model_info.kv_dtype == "float8_e4m3fn"
+    whole = [out.samples[0].token_ids for out in engine.generate(prompts, params)]
+    again = [engine.generate(prompt, params)[0] for prompt in prompts]
+    assert [out.samples[0].token_ids for out in again] == whole and again[0].cached_tokens > 50
+    others = make_engine("qwen3", chunked_prefill_size=7, disable_radix_cache=True, **settings)
+    assert [others.generate(prompt, params)[0].samples[0].token_ids for prompt in prompts] == whole
+
+
+def test_kv_beyond_the_range_of_fp8_saturates() -> None:
+    ops, cache = TorchOps(torch.device("cpu"), torch.float32), torch.zeros((2, 1, 4), dtype=torch.float8_e4m3fn)
+    ops.store(cache, torch.tensor([1]), torch.tensor([[[1e9, -1e9, 448.0, 0.5]]]))
+    assert cache.float().tolist() == [[[0.0] * 4], [[448.0, -448.0, 448.0, 0.5]]]
+
+
+def test_kv_in_fp8_is_refused_where_nothing_computes_with_it(make_engine) -> None:
+    if native is None:
+        pytest.skip("radixrt was installed without a C++ compiler")
+    with pytest.raises(InvalidRequest, match="kv_dtype=fp8"):
+        make_engine("llama", kernels="native", kv_dtype="fp8")
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16"])

@@ -19,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from radixrt import Engine
 from radixrt.bench.device.figures import Bench
 from radixrt.config import EngineConfig
+from radixrt.errors import ModelError
 from radixrt.model.checkpoint import RawTensor
 from radixrt.model.tokenizer import Tokenizer, byte_level_alphabet
 from radixrt.ops.interface import Ops
@@ -106,7 +107,7 @@ class RandomCheckpoint:
         return torch.randn(shape, generator=draw, dtype=dtype, device=self._device) / shape[-1] ** 0.5
 
     def raw(self, name: str) -> RawTensor:
-        raise NotImplementedError(f"{name}: the native CPU kernels do not run here")
+        raise ModelError(f"{name}: random weights are not stored, so there are no blocks of them")
 
     def packed(self, name: str) -> PackedWeight | None:
         return None

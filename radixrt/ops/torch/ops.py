@@ -77,7 +77,9 @@ class TorchOps:
         return _rotated(q, cos, sin)
 
     def store(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        if cache.dtype is torch.float8_e4m3fn:  # beyond its range are no infinities, but no numbers
+        if (
+            cache.dtype is torch.float8_e4m3fn
+        ):  # not every torch saturates: in some, what is beyond its range is no number
             cache, rows = cache.view(torch.uint8), rows.clamp(-FP8_MAX, FP8_MAX).to(cache.dtype).view(torch.uint8)
         cache.index_copy_(0, slots, rows.to(cache.dtype))
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -23,6 +22,7 @@ import triton
 import triton.language as tl
 
 from radixrt.ops.triton.ahead import Ahead
+from radixrt.ops.triton.plan import units
 from radixrt.ops.weights import BLOCK, Fp8Weight, IntWeight, PackedWeight, Weight, dequantized, rounded
 
 _MOST_SPLITS = 16
@@ -190,11 +190,6 @@ def step_of(weight: Weight) -> int:
     return next((step for step in steps if columns % step == 0 and group % step == 0), 0)
 
 
-@lru_cache(maxsize=64)
-def _processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 4
-
-
 def form_of(weight: Weight) -> tuple[str, int, int, int]:
     """FORM, MIDDLE, GROUP and ROWS of the kernels for a weight."""
     if isinstance(weight, torch.Tensor):
@@ -249,7 +244,7 @@ def _launch(
     programs = triton.cdiv(count, tile.bn) * triton.cdiv(rows, tile.bm)
     tiles = columns // tile.bk
     # a few tokens leave a device idle unless several programs share a row of tiles; four tiles of columns are worth one
-    splits = max(1, min(2 * _processors(x.device) // programs, tiles // 4, _MOST_SPLITS))
+    splits = max(1, min(2 * units(x.device) // programs, tiles // 4, _MOST_SPLITS))
     per_split = triton.cdiv(tiles, splits)
     splits = triton.cdiv(tiles, per_split)
     target = out if splits == 1 else torch.empty((splits, rows, count), dtype=torch.float32, device=x.device)

@@ -82,7 +82,7 @@ def test_tiles_for_more_rows(rows: int) -> None:
 
 @pytest.mark.parametrize("processors", [1, 12, 1000])
 def test_columns_are_split_among_programs(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_processors", lambda device: processors)
+    monkeypatch.setattr(kernels, "units", lambda device: processors)
     launched: list[tuple[int, int]] = []
     kernel = kernels.linear_kernel
 
