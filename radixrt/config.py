@@ -19,7 +19,7 @@ _MOST_DRAFTS = 64  # a sequence's share of one step
 BACKENDS = ("auto", "native", "reference")
 KERNELS = ("auto", "native", "torch")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_DTYPES = (*DTYPES, "int8", "fp8")
+KV_DTYPES = (*DTYPES, "int16", "int8", "fp8")
 
 
 def _setting(default: Any, help: str, **extra: Any) -> Any:
@@ -66,8 +66,9 @@ class EngineConfig:
     )
     kv_dtype: str = _setting(
         "auto",
-        "dtype of cached keys and values; auto: float16 with native kernels, else the computation dtype; "
-        "int8: a scale for each token and head, nearly twice the tokens of float16 (native kernels only); "
+        "dtype of cached keys and values; auto: int16 with native kernels, else the computation dtype; "
+        "int16: 11 to 14 bits and a sign, with a scale for each token and head, computed with as they are, which is fastest "
+        "(native kernels only); int8: likewise, nearly twice the tokens (native kernels only); "
         "fp8: e4m3 without a scale, twice the tokens of 16 bits (not with native kernels)",
         choices=KV_DTYPES,
     )

@@ -105,8 +105,8 @@ def _measured(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
 
     from radixrt.model.kv_store import bytes_per_token
 
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
-    dtypes["fp8"] = torch.float8_e4m3fn
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    dtypes |= {"int16": torch.int16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
     shape = shape_of(checkpoint)
     cuda = torch.cuda.is_available()
     own = (shape.dtype or "float32") if cuda else "float32"
@@ -114,7 +114,7 @@ def _measured(checkpoint: Checkpoint, config: EngineConfig) -> Footprint:
     if computes not in dtypes:
         raise ModelError(f"{checkpoint.name}: dtype={shown(computes)} is not supported")
     native = not shape.native_gap and _native(config, cuda)
-    stored = ("float16" if native else computes) if config.kv_dtype == "auto" else config.kv_dtype
+    stored = ("int16" if native else computes) if config.kv_dtype == "auto" else config.kv_dtype
     weights = checkpoint.nbytes
     method = _quantization(checkpoint)
     # the native kernels keep a GGUF file's blocks, and those of a GPU what of a quantized checkpoint they can multiply with

@@ -15,6 +15,9 @@ from radixrt.model.config import ModelConfig
 from radixrt.ops.native.memory import reserve
 
 
+_TILE = 16  # slots whose keys and values lie together with int16
+
+
 class KVShape(Protocol):
     """What the size of a ``KVStore`` follows from; ``ModelConfig`` is one."""
 
@@ -36,7 +39,8 @@ class KVStore:
 
     Attributes:
         k, v: one tensor a layer, ``[slots, kv_heads, head_dim]``, or ``[kv_heads, slots, head_dim]`` with ``by_head``, in ``kv_dtype``.
-            With int8 the codes of a head are followed by the bytes of the float32 each of them is multiplied with.
+            With int8 and int16 the codes of a head are followed by the bytes of the float32 each of them is multiplied with;
+            int16 lies in tiles of 16 slots, in which each has that much room (``types.hpp``).
         hidden: ``[slots, hidden_size]`` after the final norm, in the computation dtype.
     """
 
@@ -50,8 +54,9 @@ class KVStore:
         *,
         by_head: bool = False,
     ) -> None:
-        outer = (config.num_kv_heads, slots) if by_head else (slots, config.num_kv_heads)
-        shape = (*outer, config.head_dim + _scale_bytes(kv_dtype))
+        places = -(-slots // _TILE) * _TILE if kv_dtype is torch.int16 else slots
+        outer = (config.num_kv_heads, places) if by_head else (places, config.num_kv_heads)
+        shape = (*outer, _elements(config, kv_dtype))
         if by_head:
             both = (2 * config.num_layers, *shape)
             memory = torch.frombuffer(reserve(math.prod(both) * kv_dtype.itemsize), dtype=kv_dtype).view(both)
@@ -64,9 +69,12 @@ class KVStore:
 
 def bytes_per_token(config: KVShape, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
     """Bytes that one token takes in a ``KVStore``."""
-    head = config.head_dim * kv_dtype.itemsize + _scale_bytes(kv_dtype)
+    head = _elements(config, kv_dtype) * kv_dtype.itemsize
     return 2 * config.num_layers * config.num_kv_heads * head + config.hidden_size * dtype.itemsize
 
 
-def _scale_bytes(kv_dtype: torch.dtype) -> int:
-    return 4 if kv_dtype is torch.int8 else 0
+def _elements(config: KVShape, kv_dtype: torch.dtype) -> int:
+    """Of one head in one slot."""
+    if kv_dtype is torch.int16:
+        return -(-config.head_dim // _TILE) * _TILE + 2
+    return config.head_dim + (4 if kv_dtype is torch.int8 else 0)

@@ -36,7 +36,7 @@ from radixrt.sampling.wishes import wishes_of
 log = logging.getLogger("radixrt")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_KV_DTYPES = {**_DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_KV_DTYPES = {**_DTYPES, "int16": torch.int16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _DEFAULT_POOL_LIMIT = 262144
 _MOST_RECORDED = 256  # decodes of a step that is recorded
 
@@ -96,10 +96,10 @@ class ModelRunner:
         # where native kernels have a pool of threads, a second one of torch's would only be in their way
         used = use_threads(1 if runs_native else threads)
         threads = threads if runs_native else used
-        kv_dtype = self._dtype(config.kv_dtype, torch.float16 if runs_native else dtype)
-        if kv_dtype is torch.int8 and not runs_native:
+        kv_dtype = self._dtype(config.kv_dtype, torch.int16 if runs_native else dtype)
+        if kv_dtype in (torch.int8, torch.int16) and not runs_native:
             raise InvalidRequest(
-                "kv_dtype", "=int8: only the native CPU kernels compute with it, and they do not run here"
+                "kv_dtype", f"={config.kv_dtype}: only the native CPU kernels compute with it, and they do not run here"
             )
         if kv_dtype is torch.float8_e4m3fn and (runs_native or hooked is not None):
             raise InvalidRequest("kv_dtype", "=fp8: neither the native CPU kernels nor transformers compute with it")

@@ -27,7 +27,8 @@ class IntWeight:
             half and column j + 16 in its high one, so that a kernel needs no shuffle to multiply the halves.
         scales: float ``[..., N, K / group]``.
         zeros: uint8, like ``scales``; ``None``: the middle, ``2 ** (bits - 1)``.
-        order: int64 ``[..., K]``, the column of x that column k of the codes belongs to; ``None``: k.
+        order: int64 ``[..., K]``, the column of x that column k of the codes belongs to; ``None``: k. int32 where ``stacked``, which
+            is what the kernels read.
     """
 
     codes: torch.Tensor
@@ -169,40 +170,40 @@ def joined(parts: Sequence[PackedWeight]) -> PackedWeight | None:
     )
 
 
-def stacked(weights: Sequence[Weight]) -> Weight:
-    """Matrices of one shape and form as one with a leading dimension, as ``Ops.moe`` wants the experts.
+def stacked(weights: Sequence[Weight], dtype: torch.dtype | None = None) -> Weight:
+    """Matrices of one shape as one with a leading dimension, as ``Ops.moe`` wants the experts.
 
-    Raises:
-        ValueError: their forms differ.
+    Where they are not all packed in one form they are dense: in ``dtype``, or in that of the first dense one, or in float32.
     """
-    first = weights[0]
-    if isinstance(first, torch.Tensor):
-        if not all(isinstance(weight, torch.Tensor) for weight in weights):
-            raise ValueError("dense and packed experts cannot be stacked")
-        return torch.stack([weight for weight in weights if isinstance(weight, torch.Tensor)])
     ints = [weight for weight in weights if isinstance(weight, IntWeight)]
-    if any(weight.zeros is not None for weight in ints):
-        ints = [replace(weight, zeros=_explicit(weight)) for weight in ints]
-    if any(weight.order is not None for weight in ints):  # where columns are in order none is kept
-        plain = torch.arange(first.shape[-1], device=first.device)
-        ints = [replace(weight, order=plain if weight.order is None else weight.order) for weight in ints]
     if len(ints) == len(weights):
+        if any(weight.zeros is not None for weight in ints):
+            ints = [replace(weight, zeros=_explicit(weight)) for weight in ints]
+        if any(weight.order is not None for weight in ints):  # where columns are in order none is kept
+            plain = torch.arange(ints[0].shape[-1], device=ints[0].device)
+            orders = [plain if weight.order is None else weight.order for weight in ints]
+            ints = [replace(weight, order=order.to(torch.int32)) for weight, order in zip(ints, orders)]
         weights = ints
-    if any(type(weight) is not type(first) for weight in weights):
-        raise ValueError("experts of different forms cannot be stacked")
-    values: dict[str, Any] = {}
+    first = weights[0]
+    if isinstance(first, torch.Tensor) or any(_form(weight) != _form(first) for weight in weights):
+        dense = (weight.dtype for weight in weights if isinstance(weight, torch.Tensor))
+        to = dtype or next(dense, torch.float32)
+        return torch.stack([dequantized(weight, to) for weight in weights])
+    tensors: dict[str, Any] = {}
     for name in (field.name for field in fields(first)):
         each = [getattr(weight, name) for weight in weights]
-        tensors = [value for value in each if isinstance(value, torch.Tensor)]
-        if len(tensors) == len(each):
-            values[name] = torch.stack([t.view(torch.uint8) if t.dtype is FP8 else t for t in tensors]).view(
-                tensors[0].dtype
-            )
-        elif tensors or any(value != each[0] for value in each):
-            raise ValueError(f"experts whose {name} differ cannot be stacked")
-        else:
-            values[name] = each[0]
-    return replace(first, **values)
+        if isinstance(each[0], torch.Tensor):  # torch stacks no fp8
+            bytes_ = [t.view(torch.uint8) if t.dtype is FP8 else t for t in each]
+            tensors[name] = torch.stack(bytes_).view(each[0].dtype)
+    return replace(first, **tensors)
+
+
+def _form(weight: Weight) -> tuple[object, ...]:
+    """All there is to a packed weight but its numbers."""
+    if isinstance(weight, torch.Tensor):
+        return ()
+    values = (getattr(weight, field.name) for field in fields(weight))
+    return (type(weight), *((v.dtype, v.shape) if isinstance(v, torch.Tensor) else v for v in values))
 
 
 def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

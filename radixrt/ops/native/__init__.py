@@ -19,7 +19,7 @@ except ImportError:
 # data, bias or None, outputs, inputs, kind, group, offset, minimums, wide scales: see types.hpp
 Packed: TypeAlias = tuple[Any, Any, int, int, int, int, int, bool, bool]
 
-KV_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+KV_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3, torch.int16: 4}
 
 QUANTIZED = (0, 1)  # kinds of packed matrices that 8-bit activations are multiplied with
 

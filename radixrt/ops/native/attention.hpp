@@ -25,7 +25,7 @@ namespace radixrt {
 
 class Attention {
 public:
-    static constexpr int kQueries = 96;                            // queries that one call of a kernel has at most
+    static constexpr int kQueries = kMostQueries;
     static constexpr size_t kMostParts = size_t(64) << 20;         // floats of the arena; sequences beyond it do as those with many queries
     static constexpr int kItemsPerThread = 8;                      // about, where there is so much to share out
     static constexpr int kLeast = 16;                              // positions that sequences which part in a span must have in common there to share them
@@ -45,9 +45,8 @@ public:
         size_t size_ = 0;
     };
 
-    static int padded(int dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
-    static size_t part_floats(int dim) { return size_t(padded(dim)) + 2; }
-    static size_t kernel_floats(int dim) { return size_t(padded(dim)) * kChunk * 2 + kQueries * kSpan + kChunk; }
+    static size_t part_floats(int dim) { return size_t(whole_lanes(dim)) + 2; }
+    static size_t kernel_floats(int dim) { return size_t(whole_lanes(dim)) * kChunk * 2 + kQueries * kSpan + 5 * kChunk; }
     // of the scratch that every thread has for run()
     static size_t scratch_floats(int dim) { return 16 + kernel_floats(dim) + 2 * kQueries * part_floats(dim); }
 
@@ -88,10 +87,25 @@ public:
                 pending_[i * size_t(kv_heads_) + size_t(h)].store(rows_[i].parts, std::memory_order_relaxed);
     }
 
+    // Blocks of 16 slots of which the batch reads a good part, each once, up to `most`.
+    std::vector<uint32_t> blocks(size_t most) const {
+        std::vector<uint32_t> found;
+        for (const auto& piece : pieces_)
+            for (int i = 0, n = piece.end - piece.begin, j; i < n; i = j) {
+                const uint32_t block = uint32_t(piece.slots[i]) / kLanes;
+                for (j = i + 1; j < n && uint32_t(piece.slots[j]) / kLanes == block;) j++;
+                if (j - i < kLanes / 4 || (!found.empty() && found.back() == block)) continue;
+                if (found.size() == most) return found;
+                found.push_back(block);
+            }
+        return found;
+    }
+
     int items() const { return int(blocks_.size() + cuts_.size()) * kv_heads_; }
     int pieces() const { return int(pieces_.size()); }
 
-    // q, out [rows, heads * dim]; k, v [kv_heads, slots, kv_elements(kind, dim)], so that a head's slots are one stream
+    // q [rows, heads * query_floats(kind, dim)], out [rows, heads * dim]; k, v [kv_heads, slots, kv_elements(kind, dim)], so that a head's
+    // slots are one stream; for kI16 slots is a multiple of 16
     void run(int item, const Kernels& kernels, const float* q, const void* k, const void* v, size_t slots, KV kind, float scale, float* out,
              float* scratch) {
         const size_t which = size_t(item / kv_heads_);
@@ -99,7 +113,7 @@ public:
         const size_t head_bytes = slots * kv_bytes(kind, dim_), at = size_t(kv_head) * head_bytes;
         KVHead head{static_cast<const char*>(k) + at, static_cast<const char*>(v) + at, kv_elements(kind, dim_), dim_, kind};
         scratch += (64 - reinterpret_cast<uintptr_t>(scratch) % 64) % 64 / sizeof(float);
-        Call call{kernels, head, q, out, scale, scratch, kv_head};
+        Call call{kernels, head, q, query_floats(kind, dim_), out, scale, scratch, kv_head};
         if (which < blocks_.size()) return run_block(blocks_[which], call);
         const size_t cut = which - blocks_.size();
         const size_t end = cut + 1 < cuts_.size() ? cuts_[cut + 1] : units_.size();
@@ -147,6 +161,7 @@ private:
         const Kernels& kernels;
         const KVHead& head;
         const float* q;
+        size_t query_floats;
         float* out;
         float scale;
         float* scratch;
@@ -288,7 +303,7 @@ private:
         return arena_.data() + ((row.part + size_t(index)) * size_t(heads_) + size_t(head)) * part_;
     }
 
-    const float* query(const Call& call, int row, int head) const { return call.q + (size_t(row) * heads_ + head) * dim_; }
+    const float* query(const Call& call, int row, int head) const { return call.q + (size_t(row) * heads_ + head) * call.query_floats; }
 
     static void attend(const Call& call, const Piece* pieces, int count, const Queries& of) {
         call.kernels.attend(call.head, pieces, count, of.q, of.from, of.to, of.count, call.scale, of.part, call.scratch);

@@ -410,10 +410,15 @@ static void attend_to(const KVHead& head, const Piece* pieces, int piece_count, 
     }
 }
 
+// of KV in tiles: attention_i16_impl.hpp
+static void attend_by_tiles(const KVHead& head, const Piece* pieces, int piece_count, const float* const* q, const int32_t* from,
+                            const int32_t* to, int count, float scale, float* const* part, float* scratch);
+
 static void attend(const KVHead& head, const Piece* pieces, int piece_count, const float* const* q, const int32_t* from, const int32_t* to,
                    int count, float scale, float* const* part, float* scratch) {
     if (head.kind == KV::kF32) attend_to<KV::kF32>(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
     else if (head.kind == KV::kF16) attend_to<KV::kF16>(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
+    else if (head.kind == KV::kI16) attend_by_tiles(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
     else if (head.kind == KV::kI8) attend_to<KV::kI8>(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
     else attend_to<KV::kBF16>(head, pieces, piece_count, q, from, to, count, scale, part, scratch);
 }

@@ -75,14 +75,15 @@ static PyObject* attention(PyObject*, PyObject* args) {
         return nullptr;
     const Kernels* kernels = kernels_by_name(variant);
     if (!kernels) return PyErr_Format(PyExc_ValueError, "variant=%s: unknown, or not for this machine", variant);
-    if (kind < 0 || kind > 3) return refuse("kind: must be 0 (float32), 1 (float16), 2 (bfloat16) or 3 (int8)");
+    if (kind < 0 || kind > int(KV::kI16)) return refuse("kind: must be 0 (float32), 1 (float16), 2 (bfloat16), 3 (int8) or 4 (int16)");
     if (heads < 1 || kv_heads < 1 || heads % kv_heads) return refuse("heads: must be a multiple of kv_heads, both at least 1");
-    if (dim < 1 || dim > 4096) return refuse("dim: must be 1 .. 4096");
+    if (dim < 1 || dim > kMostDim) return refuse("dim: must be 1 .. 4096");
     if (window < 0) return refuse("window: must be at least 1, or 0 for none");
     if (threads < 1 || threads > 64) return refuse("threads: must be 1 .. 64");
     if (most_parts < 0) return refuse("most_parts: must be at least 0");
     const size_t slot = size_t(kv_heads) * kv_bytes(KV(kind), dim), slots = size_t(k.view.len) / slot;
     if (size_t(k.view.len) % slot) return refuse("k: must be [kv_heads, slots, dim] of the kind, for int8 [kv_heads, slots, dim + 4]");
+    if (KV(kind) == KV::kI16 && slots % kLanes) return refuse("k: int16 needs a multiple of 16 slots");
     if (k.view.len != v.view.len) return refuse("v: must be as large as k");
     size_t rows;
     if (const char* problem = wrong(q_lens, kv_lens, kv_slots, slots, rows)) return refuse(problem);
@@ -99,7 +100,15 @@ static PyObject* attention(PyObject*, PyObject* args) {
         std::vector<int> order(static_cast<size_t>(items));
         std::iota(order.begin(), order.end(), 0);
         if (seed) std::shuffle(order.begin(), order.end(), std::mt19937(unsigned(seed)));
-        run(plan, order, threads, *kernels, dim, q.as<float>(), k.as<void>(), v.as<void>(), slots, KV(kind), scale, out.as<float>());
+        std::vector<float> coded;
+        const float* queries = q.as<float>();
+        if (KV(kind) == KV::kI16) {
+            const size_t each = query_floats(KV::kI16, dim), all = rows * size_t(heads);
+            coded.resize(all * each);
+            for (size_t i = 0; i < all; i++) kernels->store_query(queries + i * size_t(dim), dim, coded.data() + i * each);
+            queries = coded.data();
+        }
+        run(plan, order, threads, *kernels, dim, queries, k.as<void>(), v.as<void>(), slots, KV(kind), scale, out.as<float>());
     } catch (const std::bad_alloc&) {
         memory = false;
     }

@@ -200,7 +200,7 @@ inline PyObject* matmul_rows(PyObject*, PyObject* args) {
                               sum.data() + g);
         }
     rows.codes = codes.data(), rows.scale = scale.data(), rows.weight = weight.data(), rows.sum = sum.data();
-    kernels->matmul(w, begin, end, rows, out.as<float>(), size_t(w.n), add);
+    kernels->matmul(w, begin, end, rows, out.as<float>(), size_t(w.n), add, nullptr);
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
@@ -268,6 +268,26 @@ inline PyObject* store_kv_row(PyObject*, PyObject* args) {
     return out;
 }
 
+// store_tiles(variant, x, dim, key) -> what the tiles hold once the rows of x are in their slots
+inline PyObject* store_tiles(PyObject*, PyObject* args) {
+    using namespace binding;
+    const char* name;
+    PyObject* object;
+    int dim, key;
+    if (!PyArg_ParseTuple(args, "sOip", &name, &object, &dim, &key)) return nullptr;
+    const Kernels* kernels = variant(name);
+    if (!kernels) return nullptr;
+    const Buffer x(object, "x", 4);
+    if (!x.ok()) return nullptr;
+    if (dim < 1 || dim > kMostDim || x.size() % (dim * kLanes))
+        return PyErr_Format(PyExc_ValueError, "x: %zd items are not a multiple of 16 rows of dim=%d, 1 .. %d", x.size(), dim, kMostDim);
+    const size_t rows = size_t(x.size() / dim);
+    PyObject* out = new_bytes(rows * kv_bytes(KV::kI16, dim));
+    if (!out) return nullptr;
+    for (size_t row = 0; row < rows; row++) kernels->store_tile(x.as<float>() + row * size_t(dim), dim, key != 0, bytes_as<void>(out), row);
+    return out;
+}
+
 // peaks(buffer) -> {"variant": name, "int8": ops a second, "float32": ops a second, "read": bytes a second} of this thread
 inline PyObject* peaks(PyObject*, PyObject* args) {
     using namespace binding;
@@ -331,6 +351,7 @@ static PyMethodDef matmul_methods[] = {
     {"rope", rope_head, METH_VARARGS, "rope(variant, head, cos, sin): in place"},
     {"silu_mul", silu_mul_row, METH_VARARGS, "silu_mul(variant, gate, up) -> float32 bytes"},
     {"store_kv", store_kv_row, METH_VARARGS, "store_kv(variant, x, kind) -> bytes"},
+    {"store_tiles", store_tiles, METH_VARARGS, "store_tiles(variant, x, dim, key) -> bytes: int16 tiles of 16 slots each"},
     {"peaks", peaks, METH_VARARGS, "peaks(buffer) -> what one thread reaches: int8 and float32 operations, bytes read of buffer, a second"},
 };
 

@@ -20,10 +20,11 @@ namespace radixrt::neon {
 #include "rows_impl.hpp"
 #include "matmul_impl.hpp"
 #include "attention_impl.hpp"
+#include "attention_i16_impl.hpp"
 #include "draw_impl.hpp"
 #include "limits_impl.hpp"
 
-extern const Kernels kernels = {"neon", quantize, matmul, rms_norm, rope, silu_mul, store_kv, attend, merge, finish, largest, weigh};
+extern const Kernels kernels = {"neon", quantize, matmul, rms_norm, rope, silu_mul, store_kv, store_tile, store_query, attend, merge, finish, largest, weigh};
 extern const Limits limits = {"neon", limit_dots, limit_fmas, limit_read};
 
 }  // namespace radixrt::neon

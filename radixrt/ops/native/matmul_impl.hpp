@@ -53,6 +53,8 @@ static inline void finish_tile(F acc, const Matrix& w, int tile, float* out, boo
 struct Fetch {
     const uint8_t* from;  // or null: nothing
     int step;
+    Near* near;  // and of this so many lines for each group; or null
+    int lines;
 };
 
 // TILES tiles of 16 outputs x ROWS rows from `row` on. All integer dot products of a group run side by side, more of them than a dot product takes
@@ -81,6 +83,7 @@ static void quantized_tile(const Matrix& w, int tile, const Rows& x, int row, fl
                 for (int i = T::bytes; i < 2 * T::bytes; i += 64) __builtin_prefetch(fetch.from + i);
             fetch.from += fetch.step;
         }
+        if (fetch.near) fetch.near->step(fetch.lines);
 #pragma GCC unroll 16
         for (int first = 0; first < ROWS; first += together) {
             Dot<T> dot[together][TILES];
@@ -150,21 +153,26 @@ static inline int rows_of_block(size_t row_bytes, int unit) {
 }
 
 template <class T>
-static void quantized(const Matrix& w, int begin, int end, const Rows& x, float* out, size_t stride, bool add_to) {
+static void quantized(const Matrix& w, int begin, int end, const Rows& x, float* out, size_t stride, bool add_to, Near* near) {
     const int block = rows_of_block(w.k + size_t(w.k / T::group) * 12, kRows);
     const size_t tile_bytes = size_t(w.k / T::group) * T::bytes;
-    const size_t near = tile_bytes < 8192 ? tile_bytes : 8192;
+    const size_t soon = tile_bytes < 8192 ? tile_bytes : 8192;
+    int lines = 0;
+    if (near) {
+        const size_t steps = size_t((end - begin + kTiles - 1) / kTiles) * size_t(w.k / T::group) * size_t((x.rows + kRows - 1) / kRows);
+        lines = int(near->lines() / steps) + 1;
+    }
     for (int from = 0; from < x.rows; from += block) {
         const int to = x.rows - from < block ? x.rows : from + block;
         const bool once = to - from <= kRows;
         for (int tile = begin; tile < end;) {
             const int tiles = end - tile > 1 && to - from >= kPairRows ? kTiles : 1, next = tile + tiles;
             // The next tiles, of whoever computes them: the first rows bring the first and the second rows the second, or the only rows both.
-            Fetch fetch{nullptr, T::bytes};
+            Fetch fetch{nullptr, T::bytes, near, lines};
             if (next + tiles <= w.tiles()) {
                 fetch.from = w.data + next * tile_bytes;
                 if (once && tiles > 1) fetch.step *= 2;
-                if (once && tiles == 1) fetch.from = w.data + tile * tile_bytes + near;
+                if (once && tiles == 1) fetch.from = w.data + tile * tile_bytes + soon;
             }
             for (int row = from, n = 1; row < to; row += kRows, n++) {
                 if (tiles > 1)
@@ -239,20 +247,20 @@ static void floats(const Matrix& w, int begin, int end, const Rows& x, float* ou
     }
 }
 
-static void matmul(const Matrix& w, int begin, int end, const Rows& x, float* out, size_t stride, bool add_to) {
+static void matmul(const Matrix& w, int begin, int end, const Rows& x, float* out, size_t stride, bool add_to, Near* near) {
     switch (w.kind) {
         case Kind::kF32: return floats<Kind::kF32>(w, begin, end, x, out, stride, add_to);
         case Kind::kF16: return floats<Kind::kF16>(w, begin, end, x, out, stride, add_to);
         case Kind::kBF16: return floats<Kind::kBF16>(w, begin, end, x, out, stride, add_to);
         case Kind::kQ4:
-            if (!w.mins) return quantized<Format<Kind::kQ4, 32, false, false>>(w, begin, end, x, out, stride, add_to);
-            if (!w.wide) return quantized<Format<Kind::kQ4, 32, true, false>>(w, begin, end, x, out, stride, add_to);
-            return quantized<Format<Kind::kQ4, 32, true, true>>(w, begin, end, x, out, stride, add_to);
+            if (!w.mins) return quantized<Format<Kind::kQ4, 32, false, false>>(w, begin, end, x, out, stride, add_to, near);
+            if (!w.wide) return quantized<Format<Kind::kQ4, 32, true, false>>(w, begin, end, x, out, stride, add_to, near);
+            return quantized<Format<Kind::kQ4, 32, true, true>>(w, begin, end, x, out, stride, add_to, near);
         case Kind::kQ8:
-            if (w.group == 16) return quantized<Format<Kind::kQ8, 16, false, true>>(w, begin, end, x, out, stride, add_to);
-            if (w.offset == 128) return quantized<Format<Kind::kQ8, 32, false, false>>(w, begin, end, x, out, stride, add_to);
-            if (!w.mins) return quantized<Format<Kind::kQ8, 32, false, false, true>>(w, begin, end, x, out, stride, add_to);
-            if (!w.wide) return quantized<Format<Kind::kQ8, 32, true, false>>(w, begin, end, x, out, stride, add_to);
-            return quantized<Format<Kind::kQ8, 32, true, true>>(w, begin, end, x, out, stride, add_to);
+            if (w.group == 16) return quantized<Format<Kind::kQ8, 16, false, true>>(w, begin, end, x, out, stride, add_to, near);
+            if (w.offset == 128) return quantized<Format<Kind::kQ8, 32, false, false>>(w, begin, end, x, out, stride, add_to, near);
+            if (!w.mins) return quantized<Format<Kind::kQ8, 32, false, false, true>>(w, begin, end, x, out, stride, add_to, near);
+            if (!w.wide) return quantized<Format<Kind::kQ8, 32, true, false>>(w, begin, end, x, out, stride, add_to, near);
+            return quantized<Format<Kind::kQ8, 32, true, true>>(w, begin, end, x, out, stride, add_to, near);
     }
 }

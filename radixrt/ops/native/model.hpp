@@ -27,7 +27,7 @@ struct LayerWeights {
     const float *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: none, or one weight an element of a head
     Matrix q, k, v, o, gate, up, down;
     int window;  // 0: all positions
-    uint8_t *k_cache, *v_cache;  // [kv_heads, slots, kv_elements(kind, dim)]
+    uint8_t *k_cache, *v_cache;  // [kv_heads, kv_slots, kv_elements(kind, dim)]
 };
 
 // Row `index` of a matrix, as numbers.
@@ -95,6 +95,8 @@ private:
 
 constexpr int kFew = 4;          // up to so many rows every thread prepares the input for itself
 constexpr int kRowBlock = 256;   // rows that one item multiplies at most
+constexpr int kNearRows = 64;    // up to so many rows KV is fetched while matrices are multiplied
+constexpr size_t kNear = size_t(768) << 10;  // bytes of it for each thread: what its second cache holds beside the weights
 constexpr int kRowItem = 16;     // rows that an item which works row by row has at most
 
 inline int blocks(int count, int size) { return (count + size - 1) / size; }
@@ -119,7 +121,7 @@ public:
     const float* norm = nullptr;
     const float* cos_sin = nullptr;  // [positions, 2, dim / 2]
     float* hidden = nullptr;         // [slots, hidden]
-    size_t slots = 0;
+    size_t kv_slots = 0;             // of the caches: slots, rounded up to whole tiles
     bool share = true;               // attention reads the KV that sequences have in common once
 
     const Kernels& kernels() const { return kernels_; }
@@ -150,7 +152,7 @@ public:
         for (int r = 0; r < count; r++)
             std::tie(ids[r], values[r]) = draw.finish(r, [&](int block, float* logits) {
                 const int begin = block * Draw::kTiles, end = std::min(head.tiles(), begin + Draw::kTiles);
-                kernels_.matmul(head, begin, end, input_.rows(head, size_t(r), 1), logits - size_t(begin) * kLanes, Draw::kTokens, false);
+                kernels_.matmul(head, begin, end, input_.rows(head, size_t(r), 1), logits - size_t(begin) * kLanes, Draw::kTokens, false, nullptr);
             });
     }
 
@@ -172,7 +174,7 @@ private:
             serial = ++m.jobs_;
             const size_t rows = size_t(b.rows);
             grow(m.x_, rows * s.hidden);
-            grow(m.q_, rows * s.heads * s.dim);
+            grow(m.q_, rows * s.heads * query_floats(s.kv, s.dim));
             grow(m.attended_, rows * s.heads * s.dim);
             grow(m.inner_, rows * s.inner);
             unit = 1;
@@ -185,9 +187,12 @@ private:
             }
             for (const auto& layer : m.layers) {
                 if (plan(layer.window)) continue;
-                plans.emplace_back(layer.window, std::make_unique<Attention>(b.q_lens, b.kv_lens, b.kv_slots, b.sequences, s.heads,
-                                                                             s.kv_heads, s.dim, layer.window, m.threads_->count(),
-                                                                             m.share, m.arena_));
+                plans.push_back({layer.window,
+                                 std::make_unique<Attention>(b.q_lens, b.kv_lens, b.kv_slots, b.sequences, s.heads, s.kv_heads, s.dim,
+                                                             layer.window, m.threads_->count(), m.share, m.arena_),
+                                 {}});
+                const size_t most = kNear * size_t(m.threads_->count()) / (2 * size_t(s.kv_heads) * kLanes * kv_bytes(s.kv, s.dim));
+                if (b.rows <= kNearRows) plans.back().near = plans.back().attention->blocks(most);
             }
             few = b.rows <= kFew;
             row_item = std::max(1, std::min(kRowItem, b.rows / (4 * m.threads_->count())));
@@ -211,7 +216,7 @@ private:
                     return blocks(b.rows, row_item);
                 }
                 case kQKV: return row_blocks * (q_units + 2 * kv_units);
-                case kAttend: attention = plan(layer.window); attention->begin(); return attention->items();
+                case kAttend: attention = plan(layer.window)->attention.get(); attention->begin(); return attention->items();
                 case kO: return row_blocks * groups(layer.o);
                 case kGateUp: return row_blocks * groups(layer.gate);
                 case kDown: return row_blocks * groups(layer.down);
@@ -237,11 +242,12 @@ private:
                 }
                 case kQKV: return qkv(layer, item, input(layer, kind, phase, bench), bench);
                 case kAttend:
-                    return attention->run(item, k, m.q_.data(), layer.k_cache, layer.v_cache, m.slots, s.kv, s.scale, m.attended_.data(),
+                    return attention->run(item, k, m.q_.data(), layer.k_cache, layer.v_cache, m.kv_slots, s.kv, s.scale, m.attended_.data(),
                                           bench.scratch.data());
-                case kO: return accumulate(layer.o, item, input(layer, kind, phase, bench));
+                case kO: return accumulate(layer.o, item, input(layer, kind, phase, bench), {});
                 case kGateUp: return gate_up(layer, item, input(layer, kind, phase, bench), bench);
-                default: return accumulate(layer.down, item, input(layer, kind, phase, bench));
+                default:
+                    return accumulate(layer.down, item, input(layer, kind, phase, bench), near(layer, true, item, row_blocks * groups(layer.down)));
             }
         }
 
@@ -250,9 +256,15 @@ private:
             if (buffer.size() < size) buffer.resize(size);
         }
 
-        Attention* plan(int window) {
-            for (auto& [of, plan] : plans)
-                if (of == window) return plan.get();
+        struct Plan {
+            int window;
+            std::unique_ptr<Attention> attention;
+            std::vector<uint32_t> near;
+        };
+
+        Plan* plan(int window) {
+            for (auto& plan : plans)
+                if (plan.window == window) return &plan;
             return nullptr;
         }
 
@@ -316,15 +328,15 @@ private:
             const int head = at * unit, heads = std::min(unit, (part == 0 ? s.heads : s.kv_heads) - head);
             const int tiles = unit * s.dim / kLanes, stride = tiles * kLanes;
             uint8_t* cache = part == 1 ? layer.k_cache : part == 2 ? layer.v_cache : nullptr;
-            const size_t row_bytes = kv_bytes(s.kv, s.dim);
-            const auto stored = [&](int r, int h) { return cache + (size_t(head + h) * m.slots + size_t(b.write_slots[first + r])) * row_bytes; };
+            const size_t row_bytes = kv_bytes(s.kv, s.dim), query = query_floats(s.kv, s.dim);
+            const bool tiled = s.kv == KV::kI16;
+            const auto cache_of = [&](int h) { return cache + size_t(head + h) * m.kv_slots * row_bytes; };
             if (cache && count <= kRowItem)  // where the results go is far away; it is brought near meanwhile
                 for (int r = 0; r < count; r++)
-                    for (int h = 0; h < heads; h++)
-                        for (size_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(stored(r, h) + i, 1);
+                    for (int h = 0; h < heads; h++) fetch(cache_of(h), size_t(b.write_slots[first + r]), part == 1);
             grow(bench.wide, size_t(count) * stride);
             k.matmul(w, at * tiles, std::min(w.tiles(), (at + 1) * tiles), from.rows(w, size_t(first), count),
-                     bench.wide.data() - size_t(at) * tiles * kLanes, size_t(stride), false);
+                     bench.wide.data() - size_t(at) * tiles * kLanes, size_t(stride), false, nullptr);
             const float* norm = part == 0 ? layer.q_norm : part == 1 ? layer.k_norm : nullptr;
             const int half = s.dim / 2;
             for (int r = 0; r < count; r++) {
@@ -333,13 +345,27 @@ private:
                     float* values = bench.wide.data() + size_t(r) * stride + size_t(h) * s.dim;
                     if (norm) k.rms_norm(values, norm, s.eps, s.dim, values);
                     if (part < 2) k.rope(values, angles, angles + half, half);
-                    if (part == 0) {
-                        std::memcpy(m.q_.data() + (size_t(first + r) * s.heads + head + h) * s.dim, values, size_t(s.dim) * sizeof(float));
-                    } else {
-                        k.store_kv(values, s.dim, s.kv, stored(r, h));
-                    }
+                    float* to_query = m.q_.data() + (size_t(first + r) * s.heads + head + h) * query;
+                    const size_t slot = size_t(b.write_slots[first + r]);
+                    if (part == 0 && tiled) k.store_query(values, s.dim, to_query);
+                    else if (part == 0) std::memcpy(to_query, values, size_t(s.dim) * sizeof(float));
+                    else if (tiled) k.store_tile(values, s.dim, part == 1, cache_of(h), slot);
+                    else k.store_kv(values, s.dim, s.kv, cache_of(h) + slot * row_bytes);
                 }
             }
+        }
+
+        // Where a key or a value of a slot will be written.
+        void fetch(const uint8_t* cache, size_t slot, bool key) const {
+            const uint8_t* row = cache + slot * kv_bytes(s.kv, s.dim);
+            size_t bytes = kv_bytes(s.kv, s.dim);
+            if (s.kv == KV::kI16) {
+                row = cache + slot / kLanes * tile_bytes(s.dim);
+                bytes = tile_bytes(s.dim);
+                __builtin_prefetch(row + bytes - 64, 1);  // its scale
+                if (!key) bytes = size_t(whole_lanes(s.dim)) * 4, row += slot % kLanes / 2 * bytes;
+            }
+            for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 1);
         }
 
         void gate_up(const LayerWeights& layer, int item, Input& from, Bench& bench) {
@@ -350,20 +376,42 @@ private:
             const int n = std::min(s.inner, end * kLanes) - begin * kLanes;
             grow(bench.wide, size_t(count) * stride);
             grow(bench.other, size_t(count) * stride);
+            Near kv = near(layer, false, item, row_blocks * all);
+            const size_t behind = kv.end;
+            Near* const meanwhile = kv.next < behind ? &kv : nullptr;
+            kv.end = kv.next + (behind - kv.next) / 2;
             k.matmul(layer.gate, begin, end, from.rows(layer.gate, size_t(first), count), bench.wide.data() - size_t(begin) * kLanes, stride,
-                     false);
+                     false, meanwhile);
+            kv.end = behind;
             k.matmul(layer.up, begin, end, from.rows(layer.up, size_t(first), count), bench.other.data() - size_t(begin) * kLanes, stride,
-                     false);
+                     false, meanwhile);
             for (int r = 0; r < count; r++)
                 k.silu_mul(bench.wide.data() + size_t(r) * stride, bench.other.data() + size_t(r) * stride, n,
                            m.inner_.data() + size_t(first + r) * s.inner + size_t(begin) * kLanes);
         }
 
-        void accumulate(const Matrix& w, int item, Input& from) {
+        // What the next layer attends to, shared out among the items of two phases so that mostly the thread which fetches it also attends to it.
+        Near near(const LayerWeights& layer, bool down, int item, int items) {
+            Near to;
+            const size_t next = size_t(&layer - m.layers.data()) + 1;
+            if (next == m.layers.size()) return to;
+            const LayerWeights& of = m.layers[next];
+            const auto& found = plan(of.window)->near;
+            const size_t streams = 2 * size_t(s.kv_heads), most = (2 * streams + 1) / 3;
+            to.blocks = found.data();
+            to.first_stream = down ? most : 0, to.streams = down ? streams - most : most;
+            to.k = of.k_cache, to.v = of.v_cache;
+            to.head_bytes = m.kv_slots * kv_bytes(s.kv, s.dim), to.block_bytes = kLanes * kv_bytes(s.kv, s.dim);
+            to.next = found.size() * size_t(item) / size_t(items) * to.streams, to.end = found.size() * size_t(item + 1) / size_t(items) * to.streams;
+            return to;
+        }
+
+        void accumulate(const Matrix& w, int item, Input& from, Near near) {
             const int all = groups(w), size = tiles_of_item(w);
             const int first = item / all * block, count = std::min(block, b.rows - first);
             const int begin = item % all * size, end = std::min(w.tiles(), begin + size);
-            k.matmul(w, begin, end, from.rows(w, size_t(first), count), m.x_.data() + size_t(first) * s.hidden, size_t(s.hidden), true);
+            k.matmul(w, begin, end, from.rows(w, size_t(first), count), m.x_.data() + size_t(first) * s.hidden, size_t(s.hidden), true,
+                     near.next < near.end ? &near : nullptr);
         }
 
         Model& m;
@@ -373,7 +421,7 @@ private:
         unsigned serial;
         int unit, q_units, kv_units, row_blocks, block, row_item;
         bool few;
-        std::vector<std::pair<int, std::unique_ptr<Attention>>> plans;
+        std::vector<Plan> plans;
         Attention* attention = nullptr;
     };
 
@@ -404,14 +452,14 @@ private:
             const int first = item / all * block, rows = std::min(block, count - first);
             const int begin = item % all * size, end = std::min(w.tiles(), begin + size);
             const Rows from = m.input_.rows(w, size_t(first), rows);
-            if (out) return k.matmul(w, begin, end, from, out + size_t(first) * w.n, size_t(w.n), false);
+            if (out) return k.matmul(w, begin, end, from, out + size_t(first) * w.n, size_t(w.n), false, nullptr);
             auto& buffer = m.benches_[size_t(thread)].wide;
             const size_t stride = size_t(size) * kLanes;
             if (buffer.size() < rows * stride) buffer.resize(rows * stride);
             for (int tile = begin; tile < end; tile++) {
                 const int start = tile;  // of a run of tiles that some row wants
                 while (tile < end && wanted(tile, first, rows)) tile++;
-                if (tile > start) k.matmul(w, start, tile, from, buffer.data() - size_t(begin) * kLanes, stride, false);
+                if (tile > start) k.matmul(w, start, tile, from, buffer.data() - size_t(begin) * kLanes, stride, false, nullptr);
             }
             for (int tile = begin; tile < end; tile += Draw::kTiles)
                 for (int r = 0; r < rows; r++)

@@ -148,10 +148,11 @@ PyObject* model_new(PyTypeObject* type, PyObject* args, PyObject*) {
     return guarded([&]() -> PyObject* {
         const Kernels* kernels = *name ? kernels_by_name(name) : best_kernels();
         if (!kernels) throw Refused(std::string("kernels=") + name + ": not on this machine");
-        if (kv < 0 || kv > int(KV::kI8)) throw Refused("kv: no such kind");
+        if (kv < 0 || kv > int(KV::kI16)) throw Refused("kv: no such kind");
         if (s.hidden < 1 || s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads || s.dim < 2 || s.dim % 2 || s.inner < 1 || s.vocab < 1 || slots < 1)
             throw Refused("shape: sizes out of range");
         s.kv = KV(kv);
+        if (s.kv == KV::kI16 && s.dim > kMostDim) throw Refused("dim: kv in int16 has heads of 4,096 elements at most");
         auto made = std::make_unique<Owner>();
         made->model = std::make_unique<Model>(Threads::make(threads), kernels, s);
         made->model->embed = made->matrix(embed, "embed", s.vocab, s.hidden);
@@ -161,7 +162,7 @@ PyObject* model_new(PyTypeObject* type, PyObject* args, PyObject*) {
         made->model->hidden = reinterpret_cast<float*>(hidden);
         made->positions = positions;
         made->slots = slots;
-        made->model->slots = size_t(slots);
+        made->model->kv_slots = size_t(s.kv == KV::kI16 ? whole_lanes(slots) : slots);
         auto* self = reinterpret_cast<ModelObject*>(type->tp_alloc(type, 0));
         if (self) self->owner = made.release();
         return reinterpret_cast<PyObject*>(self);

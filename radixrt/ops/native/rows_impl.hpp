@@ -137,3 +137,50 @@ static void store_kv(const float* from, int n, KV kind, void* to) {
         }
     }
 }
+
+// A code of a key or a query is at most key_code(dim) and one of a value kValueCode, so that sums of all products of a head, or of the weights of a
+// span (kWeightCode) and values, are below 2^31.
+constexpr int kValueCode = 2047, kWeightCode = 8191;
+static_assert(int64_t(kValueCode) * kWeightCode * kSpan < int64_t(1) << 31, "");
+static inline int key_code(int dim) {
+    const int most = int(__builtin_sqrt(2147483647.0 / whole_lanes(dim)));
+    return most < 32767 ? most : 32767;
+}
+
+// codes[n, padded with zeros]; returns what they are multiplied with: NaN with anything infinite or NaN, 0 where all is below 1e-30
+static float to_codes(const float* from, int n, int most_code, int16_t* codes) {
+    F most = zero(), bad = zero();
+    for (int i = 0; i < n; i += kLanes) {
+        const F a = load_some(from + i, n - i);
+        most = max(abs(a), most);
+        bad = fma(a, zero(), bad);  // 0, or NaN
+    }
+    const float largest = reduce_max(most), poison = reduce_add(bad), limit = float(most_code);
+    const bool small = !(largest > 1e-30f);
+    const F by = set1(small ? 0 : limit / largest);
+    for (int i = 0; i < n; i += kLanes)
+        store_shorts(codes + i, to_int(max(min(mul(load_some(from + i, n - i), by), set1(limit)), set1(-limit))));
+    return (small ? 0 : largest / limit) + poison;
+}
+
+static void store_tile(const float* from, int dim, bool key, void* tiles, size_t slot) {
+    alignas(64) int16_t codes[kMostDim];
+    const int padded = whole_lanes(dim), lane = int(slot % kLanes);
+    const float scale = to_codes(from, dim, key ? key_code(dim) : kValueCode, codes);
+    char* tile = static_cast<char*>(tiles) + slot / kLanes * tile_bytes(dim);
+    if (key) {
+        for (int i = 0; i < padded / 2; i++) __builtin_memcpy(tile + (size_t(i) * kLanes + lane) * 4, codes + 2 * i, 4);
+    } else {
+        char* pairs = tile + (size_t(lane / 2) * padded * 2 + lane % 2) * 2;
+        for (int i = 0; i < padded; i++) __builtin_memcpy(pairs + size_t(i) * 4, codes + i, 2);
+    }
+    __builtin_memcpy(tile + (size_t(padded) * kLanes) * 2 + size_t(lane) * 4, &scale, 4);
+}
+
+static void store_query(const float* from, int dim, void* to) {
+    alignas(64) int16_t codes[kMostDim];
+    const int padded = whole_lanes(dim);
+    const float scale = to_codes(from, dim, key_code(dim), codes);
+    __builtin_memcpy(to, codes, size_t(padded) * 2);
+    __builtin_memcpy(static_cast<char*>(to) + size_t(padded) * 2, &scale, 4);
+}

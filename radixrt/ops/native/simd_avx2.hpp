@@ -145,6 +145,25 @@ struct Nibbles {  // 8 such dot products at most, summed in 16 bits: 8 x 2 x 15 
     }
 };
 #endif
+// acc += dot of the 2 shorts of each lane with 2 others
+static inline I dot2(I acc, B w, const int16_t* x) {
+    int32_t two;
+    __builtin_memcpy(&two, x, 4);
+    const __m256i v = _mm256_set1_epi32(two);
+#ifdef RADIXRT_VNNI
+    return {_mm256_dpwssd_avx_epi32(acc.a, w.a, v), _mm256_dpwssd_avx_epi32(acc.b, w.b, v)};
+#else
+    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(w.a, v)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(w.b, v))};
+#endif
+}
+static inline I load_ints(const int32_t* p) { return load_bytes(reinterpret_cast<const uint8_t*>(p)); }
+static inline void store_ints(int32_t* p, I x) {
+    _mm256_storeu_si256((__m256i*)p, x.a);
+    _mm256_storeu_si256((__m256i*)(p + 8), x.b);
+}
+static inline void store_shorts(int16_t* p, I x) {
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
+}
 static inline void transpose8(__m256 r[8]) {
     __m256 t[8];
     for (int i = 0; i < 4; i++) {

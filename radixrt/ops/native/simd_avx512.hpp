@@ -59,6 +59,15 @@ static inline I dot4(I acc, B w, const int8_t* x) {
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
 }
 static inline I dot4_nibble(I acc, B w, const int8_t* x) { return dot4(acc, w, x); }
+// acc += dot of the 2 shorts of each lane with 2 others
+static inline I dot2(I acc, B w, const int16_t* x) {
+    int32_t two;
+    __builtin_memcpy(&two, x, 4);
+    return _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(two));
+}
+static inline I load_ints(const int32_t* p) { return _mm512_loadu_si512(p); }
+static inline void store_ints(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+static inline void store_shorts(int16_t* p, I a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(a)); }
 // columns of 16 rows
 static inline void transpose(F r[16]) {
     F t[16];

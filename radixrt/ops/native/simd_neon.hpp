@@ -129,6 +129,28 @@ static inline I dot4(I acc, B w, const int8_t* x) {
 #endif
 }
 
+static inline int32x4_t dot2(int32x4_t acc, uint8x16_t w, int16x4_t x) {
+    const int16x8_t v = vreinterpretq_s16_u8(w);
+    return vaddq_s32(acc, vpaddq_s32(vmull_s16(vget_low_s16(v), x), vmull_s16(vget_high_s16(v), x)));
+}
+// acc += dot of the 2 shorts of each lane with 2 others
+static inline I dot2(I acc, B w, const int16_t* x) {
+    int32_t two;
+    __builtin_memcpy(&two, x, 4);
+    const int16x4_t v = vreinterpret_s16_s32(vdup_n_s32(two));
+    return {dot2(acc.a, w.a, v), dot2(acc.b, w.b, v), dot2(acc.c, w.c, v), dot2(acc.d, w.d, v), acc.bias};
+}
+static inline I load_ints(const int32_t* p) { return {vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12), vdupq_n_s32(0)}; }
+static inline void store_ints(int32_t* p, I x) {
+    x = settled(x);
+    vst1q_s32(p, x.a), vst1q_s32(p + 4, x.b), vst1q_s32(p + 8, x.c), vst1q_s32(p + 12, x.d);
+}
+static inline void store_shorts(int16_t* p, I x) {
+    x = settled(x);
+    vst1q_s16(p, vcombine_s16(vqmovn_s32(x.a), vqmovn_s32(x.b)));
+    vst1q_s16(p + 8, vcombine_s16(vqmovn_s32(x.c), vqmovn_s32(x.d)));
+}
+
 static inline float32x4_t pairs(float32x4_t x, float32x4_t y, bool second) {  // of two lanes
     const float64x2_t p = vreinterpretq_f64_f32(x), q = vreinterpretq_f64_f32(y);
     return vreinterpretq_f32_f64(second ? vtrn2q_f64(p, q) : vtrn1q_f64(p, q));

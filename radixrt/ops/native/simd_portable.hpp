@@ -172,6 +172,22 @@ static inline I dot4(I acc, B w, const int8_t* x) {
     return acc;
 }
 static inline I dot4_nibble(I acc, B w, const int8_t* x) { return dot4(acc, w, x); }
+// acc += dot of the 2 shorts of each lane with 2 others
+static inline I dot2(I acc, B w, const int16_t* x) {
+    int16_t two[32];
+    memcpy(two, w.v, sizeof two);
+    for (int i = 0; i < 16; i++) acc.v[i] += two[2 * i] * x[0] + two[2 * i + 1] * x[1];
+    return acc;
+}
+static inline I load_ints(const int32_t* p) {
+    I r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+static inline void store_ints(int32_t* p, I a) { memcpy(p, a.v, sizeof a.v); }
+static inline void store_shorts(int16_t* p, I a) {
+    for (int i = 0; i < 16; i++) p[i] = int16_t(a.v[i] > 32767 ? 32767 : a.v[i] < -32768 ? -32768 : a.v[i]);
+}
 // columns of 16 rows
 static inline void transpose(F r[16]) {
     for (int i = 0; i < 16; i++)

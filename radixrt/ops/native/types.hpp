@@ -13,13 +13,27 @@ constexpr int kBlock = 32;   // elements of a quantization block
 constexpr int kChunk = 64;   // positions of KV that attention loads at once
 constexpr int kSpan = 128;   // positions whose attention is computed from scratch and merged, in order; starts at its multiples
 
+constexpr int kMostQueries = 96;  // of one call of an attention kernel
+constexpr int kMostDim = 4096;    // of a head whose KV is stored in tiles
+
 enum class Kind : int { kQ4 = 0, kQ8 = 1, kF32 = 2, kF16 = 3, kBF16 = 4 };  // how weights are stored
 
-// How keys and values are stored. kI8: the codes of a head, -127 .. 127, and behind them the float32 that each of them is multiplied with.
-enum class KV : int { kF32 = 0, kF16 = 1, kBF16 = 2, kI8 = 3 };
+// How keys and values are stored.
+//   kF32 .. kI8   slot after slot. kI8: the codes of a head, -127 .. 127, and behind them the float32 that each of them is multiplied with
+//   kI16          in tiles of 16 slots, as they are multiplied: the codes of a head, its elements padded to a multiple of 16 with zeros, and
+//                 behind them the 16 float32 that each slot's codes are multiplied with
+//                 keys     [elements / 2][16 slots][2]
+//                 values   [16 slots / 2][elements][2 slots]
+enum class KV : int { kF32 = 0, kF16 = 1, kBF16 = 2, kI8 = 3, kI16 = 4 };
+inline int whole_lanes(int dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 inline size_t kv_element(KV kind) { return kind == KV::kF32 ? 4 : kind == KV::kI8 ? 1 : 2; }
-inline size_t kv_elements(KV kind, int dim) { return size_t(dim) + (kind == KV::kI8 ? 4 : 0); }  // of a head in a slot
+inline size_t kv_elements(KV kind, int dim) {  // of a head in a slot
+    return kind == KV::kI16 ? size_t(whole_lanes(dim)) + 2 : size_t(dim) + (kind == KV::kI8 ? 4 : 0);
+}
 inline size_t kv_bytes(KV kind, int dim) { return kv_element(kind) * kv_elements(kind, dim); }
+inline size_t tile_bytes(int dim) { return kLanes * kv_bytes(KV::kI16, dim); }
+// of a query, which beside keys of kI16 is the int16 codes of its elements, padded as theirs, and a float32
+inline size_t query_floats(KV kind, int dim) { return kind == KV::kI16 ? size_t(whole_lanes(dim)) / 2 + 1 : size_t(dim); }
 
 // A weight matrix [n, k], in tiles of 16 outputs (n padded with zeros):
 //   kQ4, kQ8   a tile is k / group groups after one another. A group is its codes and then its scales:
@@ -58,6 +72,32 @@ struct Rows {
     const float* weight = nullptr;    // [rows, k / group]
     const int32_t* sum = nullptr;     // [rows, k / group]
     int rows = 0, k = 0;
+};
+
+// Keys and values that are attended to after the next matrices: brought into the second cache while those are multiplied, which leaves the memory
+// idle half of the time. Blocks of 16 slots are in the order in which they are attended to, and each is numbered once for every stream: the keys
+// or the values of a head.
+struct Near {
+    const uint32_t* blocks = nullptr;
+    size_t first_stream = 0, streams = 0;
+    const uint8_t *k = nullptr, *v = nullptr;
+    size_t head_bytes = 0, block_bytes = 0;
+    size_t next = 0, end = 0;          // of the numbered ones
+    const uint8_t *at = nullptr, *behind = nullptr;
+
+    size_t lines() const { return (end - next) * ((block_bytes + 63) / 64); }
+    void step(int lines) {
+        for (; lines > 0; lines--, at += 64) {
+            if (at >= behind) {
+                if (next >= end) return;
+                const size_t stream = first_stream + next % streams;
+                at = (stream % 2 ? v : k) + stream / 2 * head_bytes + blocks[next / streams] * block_bytes;
+                behind = at + block_bytes;
+                next++;
+            }
+            __builtin_prefetch(at, 0, 2);
+        }
+    }
 };
 
 }  // namespace radixrt

@@ -14,7 +14,7 @@ A cache in fp8 is read as bytes on devices without fp8 numbers (before compute c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,7 +22,7 @@ import triton.language as tl
 
 from radixrt.ops.triton.ahead import TARGETS, Ahead
 from radixrt.ops.triton.linear import fp8_number
-from radixrt.ops.triton.plan import FIELDS, HEIGHTS, PaddedPlan, Plan, plan_attention
+from radixrt.ops.triton.plan import FIELDS, HEIGHTS, PaddedPlan, Plan, heights, plan_attention
 from radixrt.ops.weights import FP8
 
 __all__ = ["PaddedPlan", "Plan", "attention", "configurations", "plan_attention"]
@@ -79,13 +79,14 @@ def _keys(
 def _tile(
     q, k, v, out, partial, sums, tiles, listed, positions, slots, sinks, kv_scales,
     scale, softcap, q_stride, q_head_stride, slot_stride, kv_head_stride, scale_stride, values_scale, heads, window,
-    SHARE: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    SHARE: tl.constexpr, HELD: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALES: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Some queries of one tile, for one key head. A tile without queries is padding."""
-    kv_head = tl.program_id(0)
+    """Some queries of one tile, for HELD of the query heads of one key head. A tile without queries is padding."""
+    groups: tl.constexpr = (SHARE + HELD - 1) // HELD
+    kv_head = tl.program_id(0) // groups
     tile = tiles + tl.program_id(1) * _FIELDS
-    above = tl.program_id(2) * (M // SHARE)  # queries of the tile that other programs have
+    above = tl.program_id(2) * (M // HELD)  # queries of the tile that other programs have
     count = tl.load(tile + 1)
     if count > above:
         first = tl.load(tile)
@@ -97,9 +98,13 @@ def _tile(
         most = tl.load(tile + 7) - start
 
         row = tl.arange(0, M)
-        index = above + row // SHARE
-        live = (index < count) & (row < M // SHARE * SHARE)
-        head = kv_head * SHARE + row % SHARE
+        index = above + row // HELD
+        live = (index < count) & (row < M // HELD * HELD)
+        head = row % HELD
+        if groups > 1:
+            head += tl.program_id(0) % groups * HELD
+            live = live & (head < SHARE)
+        head += kv_head * SHARE
         query = tl.load(listed + first + index, mask=live, other=0)
         position = tl.load(positions + query, mask=live, other=0) - start  # as an index into the tile's keys
         high = tl.minimum(position + 1, length)
@@ -217,28 +222,35 @@ class Shape(NamedTuple):
     """How a tile is launched."""
 
     rows: int  # of a program, M: a tile is as many programs as it takes
+    held: int  # query heads of a program
     keys: int  # in a block, N
     warps: int
     stages: int  # the slots' loads take half of them
 
 
-def tile_shape(height: int, padded: int, plain: bool, precise: bool, capability: int) -> Shape:
-    """The launch of tiles ``height`` rows high with heads of ``padded``.
+def tile_shape(height: int, share: int, dim: int, plain: bool, sizes: tuple[int, int], capability: int) -> Shape:
+    """The launch of tiles ``height`` rows high with heads of ``dim``, ``share`` of them to a key head.
 
-    ``plain``: without window, soft-cap and cache in fp8, which take registers; ``precise``: float32, for
-    exactness and not for speed.
+    ``plain``: without window and soft-cap, which take registers; ``sizes``: bytes of a number of the queries and of the
+    cache. Queries in float32 are for exactness and not for speed.
     """
-    if precise:
-        return Shape(min(height, 32), 16, 8, 1)
-    if height <= 32:
+    padded, (of_queries, of_cache) = triton.next_power_of_2(dim), sizes
+    plain = plain and of_queries == of_cache
+    if of_queries == 4:
+        rows, keys, warps, stages = min(height, 32), 16, 8, 1
+    elif height <= 32:
         # Two blocks of keys and values are on their way, of 32 KiB each, and three programs run on a multiprocessor.
-        return Shape(height, min(128, 8192 // padded), 4, 5)
-    if height <= 64:
-        return Shape(height, 64 if padded <= 128 else 32, 8, 3)
-    if not 90 <= capability < 120:  # no wgmma or tcgen05, or 100 KiB of shared memory
-        return Shape(height, 32, 8, 5) if padded <= 128 else Shape(64, 32, 8, 3)
-    # The more keys a step, the fewer times all warps wait for each other.
-    return Shape(height, (128 if plain else 64) if padded <= 128 else 32, 8, 3)
+        rows, keys, warps, stages = height, min(128, 8192 // padded), 4, 5
+    elif height <= 64:
+        crowded = padded > 128 or (capability >= 100 and not (plain and dim == padded))
+        rows, keys, warps, stages = height, 32 if crowded else 64, 8, 3 if of_cache <= of_queries else 2
+    elif not 90 <= capability < 120:  # no wgmma or tcgen05, or 100 KiB of shared memory
+        rows, keys, warps, stages = (128, 32, 8, 5) if padded <= 128 else (64, 32, 8, 3)
+    elif padded > 128:
+        rows, keys, warps, stages = 128 if of_cache <= of_queries else 64, 32, 8, 3
+    else:  # the more keys a step, the fewer times all warps wait for each other
+        rows, keys, warps, stages = 128, 128 if plain else 32 if padded <= 64 and capability >= 100 else 64, 8, 3
+    return Shape(rows, min(share, rows), keys, warps, stages)
 
 
 def attention(
@@ -269,19 +281,19 @@ def attention(
     capability = _capability(q.device)
     if k_cache.dtype is FP8 and capability < _HAS_FP8:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
-    plain = plan.window is None and softcap is None and k_cache.element_size() > 1
+    plain, sizes = plan.window is None and softcap is None, (q.element_size(), k_cache.element_size())
     for height, tiles in zip(plan.heights, plan.tiles):
         if len(tiles):
-            shape = tile_shape(height, padded, plain, q.dtype is torch.float32, capability)
-            rows = max(shape.rows, triton.next_power_of_2(plan.share))
-            _tile[(kv_heads, len(tiles), triton.cdiv(height // plan.share, rows // plan.share))](
+            shape = tile_shape(height, plan.share, dim, plain, sizes, capability)
+            groups, queries = triton.cdiv(plan.share, shape.held), shape.rows // shape.held
+            _tile[(kv_heads * groups, len(tiles), triton.cdiv(height // plan.share, queries))](
                 q, k_cache, v_cache, out, partial, sums, tiles, plan.listed, plan.positions, plan.slots,
                 sinks, kv_scales,
                 scale, softcap or 0.0, q.stride(0), q.stride(1), k_cache.stride(0), k_cache.stride(1),
                 0 if kv_scales is None or kv_scales.shape[1] == 1 else 1,
                 0 if kv_scales is None else kv_scales.stride(0),
                 heads, plan.window or 0,
-                SHARE=plan.share, D=dim, PADDED_D=padded, M=rows, N=shape.keys,
+                SHARE=plan.share, HELD=shape.held, D=dim, PADDED_D=padded, M=shape.rows, N=shape.keys,
                 WINDOW=plan.window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
                 SCALES=kv_scales is not None, PRECISE=q.dtype is torch.float32,
                 num_warps=shape.warps, num_stages=shape.stages,
@@ -303,58 +315,90 @@ def _capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-_OFTEN = (  # of the configurations: kind, head size, height, without window, soft-cap and sinks
-    *(("bf16", 128, height, True) for height in HEIGHTS),
-    ("bf16", 256, 128, False),
-    ("fp16", 96, 16, False),
-    ("fp8", 128, 16, True),
-    ("fp8", 128, 128, True),
+_DIMS = (64, 80, 96, 128, 256)
+_EVERYTHING = "window-cap-sinks"
+_KINDS = {  # of the queries, and of the cache
+    "bf16": ("bf16", "bf16"),
+    "fp16": ("fp16", "fp16"),
+    "fp32": ("fp32", "fp32"),
+    "fp8": ("bf16", "fp8e4nv"),
+    "fp16-fp8": ("fp16", "fp8e4nv"),
+    "fp32-fp8": ("fp32", "fp8e4nv"),
+    "bf16-fp32": ("bf16", "fp32"),
+    "fp32-bf16": ("fp32", "bf16"),
+}
+_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
+_OFTEN = (  # of the configurations: kind, head size, query heads a key head, what there is besides, height
+    *(("bf16", 128, 4, "", height) for height in HEIGHTS),
+    ("bf16", 256, 4, _EVERYTHING, 128),
+    ("fp16", 96, 4, "", 16),
+    ("fp8", 128, 4, "", 16),
+    ("fp8", 128, 4, "", 128),
 )
+
+
+def _launched() -> Iterator[tuple[str, int, int, str]]:
+    """Kinds, head sizes, query heads a key head and what there is besides, as models have them."""
+    for features in ("", _EVERYTHING):
+        yield from ((kind, dim, 4, features) for kind in list(_KINDS)[:4] for dim in _DIMS)
+        yield from (("bf16", dim, 7, features) for dim in _DIMS)  # no power of two
+        yield from (("fp8", dim, 7, features) for dim in (64, 128))
+        for dim in (64, 128, 256):  # many to one
+            yield from ((kind, dim, 48, features) for kind in ("bf16", "fp8", "fp32"))
+            yield from ((kind, dim, 71, features) for kind in ("bf16", "fp32"))
+        for kind in list(_KINDS)[4:]:
+            yield from ((kind, dim, 4, features) for dim in (128, 256))
+    yield from (("bf16", 64, 8, features) for features in ("sinks", "window-sinks"))  # gpt-oss
+    yield from (("bf16", 256, 2, features) for features in ("cap", "window-cap", "window"))  # gemma
+    yield from (
+        ("bf16", dim, share, "window") for dim, share in ((96, 1), (128, 4), (128, 12))
+    )  # phi3, mistral, starcoder2
+    yield from (("bf16", dim, share, "") for dim, share in ((128, 1), (128, 8), (32, 4), (192, 4)))
 
 
 def configurations() -> Iterator[Ahead]:
     """What ``attention`` launches."""
-    kinds = {
-        "bf16": ("*bf16", "*bf16"),
-        "fp16": ("*fp16", "*fp16"),
-        "fp32": ("*fp32", "*fp32"),
-        "fp8": ("*bf16", "*fp8e4nv"),
-    }
-    for kind, (q, cache) in kinds.items():
-        for dim in (64, 80, 96, 128, 256):
-            for height in HEIGHTS:
-                for plain in (True, False):
-                    yield from _tiles(kind, q, cache, dim, height, plain)
-    for dim in (64, 80, 96, 128, 256):
+    for kind, dim, share, features in _launched():
+        for height in dict.fromkeys(heights(share)):
+            yield from _tiles(kind, dim, share, features, height)
+    for dim in _DIMS:
         for sinks in (False, True):
             yield _merges(dim, sinks)
 
 
-def _tiles(kind: str, q: str, cache: str, dim: int, height: int, plain: bool) -> Iterator[Ahead]:
-    padded = triton.next_power_of_2(dim)
+def _tiles(kind: str, dim: int, share: int, features: str, height: int) -> Iterator[Ahead]:
+    (q, cache), padded = _KINDS[kind], triton.next_power_of_2(dim)
     pointers = "partial sums tiles listed positions slots sinks kv_scales"
-    types = dict(zip(pointers.split(), ("*fp32", "*fp32", *["*i32"] * 4, q, "*fp32")))
+    types = dict(zip(pointers.split(), ("*fp32", "*fp32", *["*i32"] * 4, "*" + q, "*fp32")))
     numbers = "q_stride q_head_stride slot_stride kv_head_stride scale_stride values_scale heads window"
-    types |= {"q": q, "out": q, "scale": "fp32", "softcap": "fp32"}
+    types |= {"q": "*" + q, "out": "*" + q, "scale": "fp32", "softcap": "fp32"}
     types |= dict.fromkeys(numbers.split(), "i32")
+    has = {name: name.lower() in features for name in ("WINDOW", "SINKS")}
+    has |= {"SOFTCAP": "cap" in features, "SCALES": "fp8" in kind, "PRECISE": q == "fp32"}
+    plain, sizes = not (has["WINDOW"] or has["SOFTCAP"]), (_BYTES[q], _BYTES[cache])
+    absent = [*([] if has["SINKS"] else ["sinks"]), *([] if has["SCALES"] else ["kv_scales"])]
     for target in TARGETS:
-        shape = tile_shape(height, padded, plain and kind != "fp8", kind == "fp32", target)
-        constants: dict[str, Any] = {"SHARE": 4, "D": dim, "PADDED_D": padded, "M": shape.rows, "N": shape.keys}
-        constants |= {"WINDOW": not plain, "SOFTCAP": not plain, "SINKS": not plain, "SCALES": kind == "fp8"}
-        constants["PRECISE"] = kind == "fp32"
-        stored = "*u8" if kind == "fp8" and target < _HAS_FP8 else cache
-        absent = [*([] if not plain else ["sinks"]), *([] if kind == "fp8" else ["kv_scales"])]
-        constants |= dict.fromkeys(absent)
+        shape = tile_shape(height, share, dim, plain, sizes, target)
+        stored = "*u8" if "fp8" in kind and target < _HAS_FP8 else "*" + cache
         yield Ahead(
-            name=f"tile-{kind}-{dim}-{height}{'' if plain else '-window-cap-sinks'}-{target}",
+            name="-".join(filter(None, ("tile", kind, str(dim), str(height), f"{share}to1", features, str(target)))),
             kernel=_tile,
             types={name: type_ for name, type_ in types.items() if name not in absent} | {"k": stored, "v": stored},
-            constants=constants,
+            constants={
+                "SHARE": share,
+                "HELD": shape.held,
+                "D": dim,
+                "PADDED_D": padded,
+                "M": shape.rows,
+                "N": shape.keys,
+            }
+            | has
+            | dict.fromkeys(absent),
             num_warps=shape.warps,
             num_stages=shape.stages,
             divisible=("q_stride", "q_head_stride", "slot_stride", "kv_head_stride"),
             targets=(target,),
-            often=(kind, dim, height, plain) in _OFTEN,
+            often=(kind, dim, share, features, height) in _OFTEN,
         )
 
 

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from radixrt.ops.triton.ahead import Ahead
+from radixrt.ops.triton.ahead import TARGETS, Ahead
 from radixrt.ops.triton.plan import units
 from radixrt.ops.weights import BLOCK, Fp8Weight, IntWeight, PackedWeight, Weight, dequantized, rounded
 
 _MOST_SPLITS = 16
+NUMBERS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 @triton.jit
@@ -61,8 +62,12 @@ def product(
     """``w @ x^T`` over the columns ``first`` to ``last``, float32 ``[BN, BM]``, scaled.
 
     ``*_at``: where each row begins. FORM: dense, int4, int8, fp8, or fp8x8 where x is in fp8, too. MIDDLE: the zero point of
-    all, -1: there are ``zeros``. GROUP: columns of a scale, a multiple of BK; 0: one a row. WHOLE: BK divides K.
+    all, -1: there are ``zeros``. GROUP: columns of a scale, a multiple of BK; 0: one a row. WHOLE: BK divides K; it has to
+    for 4 bits, and where ``order`` says whose number of x a column is multiplied with.
     """
+    tl.static_assert(
+        WHOLE or not (ORDERED or FORM == "int4"), "columns in another order, or of 4 bits, must be whole tiles"
+    )
     DTYPE: tl.constexpr = x.dtype.element_ty
     acc = tl.zeros((BN, BM), dtype=tl.float32)
     zero = tl.full((BN, 1), MIDDLE, dtype=tl.uint8) if MIDDLE >= 0 else tl.load(zeros + s_at)[:, None]
@@ -169,11 +174,9 @@ class Tile:
 def tile_of(rows: int, step: int, dtype: torch.dtype, form: str) -> Tile:
     """The tile for so many rows of x; ``step``: the columns that one scale and whole tiles allow."""
     if dtype is torch.float32:
-        return Tile(64, 16 if rows <= 16 else 32, min(step, 32), 4, 2)
-    if rows <= 16:
-        return Tile(64, 16, min(step, 64) if form == "int8" else step, 4, 4)
+        return Tile(64, 16 if rows <= 16 else 32, min(step, 32), 8, 2)
     if rows <= 32:
-        return Tile(64, 32, step, 4, 4)
+        return Tile(64, 16 if rows <= 16 else 32, min(step, 64) if form == "int8" else step, 4, 4)
     if rows <= 64 or form == "fp8x8":  # whose sums of two scales take the registers of the larger tile
         return Tile(128, 64, min(step, 64), 8, 4)
     return Tile(128, 128, min(step, 64), 8, 3)
@@ -259,54 +262,70 @@ def _launch(
         sum_kernel[(triton.cdiv(size, 1024),)](target, bias, out, size, count, SPLITS=splits, BLOCK=1024, num_warps=4)
 
 
+_FORMS = (  # FORM, MIDDLE, GROUP and the columns of whole tiles
+    ("int4", -1, 128, 128), ("int4", 8, 128, 128), ("int4", 8, 32, 32), ("int4", -1, 0, 128), ("int8", -1, 128, 128),
+    ("int8", 128, 0, 128), ("fp8", 0, 128, 128), ("fp8", 0, 0, 128), ("fp8x8", 0, 128, 128), ("fp8x8", 0, 0, 128),
+)  # fmt: skip
+_RARER = (  # other groups, and numbers of columns that allow no larger tile
+    ("int4", -1, 64, 64), ("int4", 8, 0, 64), ("int4", 8, 0, 32), ("int8", -1, 64, 64), ("int8", -1, 32, 32),
+    ("int8", 128, 0, 32), ("fp8", 0, 128, 64), ("fp8", 0, 0, 64), ("fp8", 0, 64, 32), ("fp8", 0, 0, 16),
+    ("fp8x8", 0, 0, 64), ("fp8x8", 0, 64, 32),
+)  # fmt: skip
+
+
 def configurations() -> Iterator[Ahead]:
-    """What ``linear`` launches: every form, few rows and many."""
-    names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-    forms = (
-        ("int4", -1, 128), ("int4", 8, 128), ("int4", 8, 32), ("int4", -1, 0), ("int8", -1, 128), ("int8", 128, 0),
-        ("fp8", 0, 128), ("fp8", 0, 0), ("fp8x8", 0, 128), ("fp8x8", 0, 0),
-    )  # fmt: skip
+    """What ``linear`` launches: every form, few rows and many, the columns split or not; the bias is there where it can be."""
+    for dtype, kind in NUMBERS.items():
+        for form in _FORMS if dtype is not torch.bfloat16 else (*_FORMS, *_RARER):
+            for rows in (16, 32) if dtype is torch.float32 else (16, 32, 64, 128):
+                for split in (True, False) if dtype is torch.bfloat16 or rows == 16 else (False,):
+                    if form[0] != "fp8x8" or dtype is not torch.float32:
+                        yield _ahead(dtype, kind, *form, rows, split)
+        yield Ahead(
+            f"sum-{kind}",
+            sum_kernel,
+            {"parts": "*fp32", "out": "*" + kind, "bias": "*" + kind, "size": "i32", "N": "i32"},
+            {"SPLITS": _MOST_SPLITS, "BLOCK": 1024},
+            divisible=("size", "N"),
+            often=kind == "bf16",
+        )
+
+
+def _ahead(
+    dtype: torch.dtype, kind: str, form: str, middle: int, group: int, step: int, rows: int, split: bool
+) -> Ahead:
+    tile = tile_of(rows, step, dtype, form)
+    types = {"x": "*" + kind, "w": "*u8", "out": "*fp32" if split else "*" + kind}
+    types |= dict.fromkeys(("M", "N", "K", "G", "tiles_of_a_split"), "i32")
+    types["scales"] = "*fp32" if form[0] == "f" else "*fp16" if group == 128 else "*" + kind
+    absent: dict[str, None] = {}
+    if form == "fp8x8":
+        types |= {"x": "*fp8e4nv", "w": "*fp8e4nv"}
+    for name, there, what in (
+        ("x_scales", form == "fp8x8", "*fp32"), ("zeros", middle < 0, "*u8"), ("bias", not split, "*" + kind)
+    ):  # fmt: skip
+        if there:
+            types[name] = what
+        else:
+            absent[name] = None
     usual = {("int4", -1, 128), ("int8", -1, 128), ("fp8", 0, 128), ("fp8x8", 0, 0)}
-    for dtype, kind in names.items():
-        for form, middle, group in forms:
-            for rows in (16, 32, 64, 128):
-                tile = tile_of(rows, min(group or 128, 128), dtype, form)
-                split = rows <= 16
-                if form == "fp8x8" and dtype is torch.float32:
-                    continue
-                types = {
-                    "x": "*" + kind,
-                    "w": "*u8",
-                    "scales": "*fp32" if form[0] == "f" else "*fp16",
-                    "out": "*fp32" if split else "*" + kind,
-                }
-                integers = dict.fromkeys(("M", "N", "K", "G", "tiles_of_a_split"), "i32")
-                absent: dict[str, Any] = {"bias": None}
-                if form == "fp8x8":
-                    types |= {"x": "*fp8e4nv", "w": "*fp8e4nv", "x_scales": "*fp32"}
-                else:
-                    absent["x_scales"] = None
-                if middle < 0:
-                    types["zeros"] = "*u8"
-                else:
-                    absent["zeros"] = None
-                yield Ahead(
-                    f"{form}-{kind}-{'zeros' if middle < 0 else 'middle'}-{group or 'row'}-{rows}",
-                    linear_kernel,
-                    types | integers,
-                    absent
-                    | {"FORM": form, "MIDDLE": middle, "GROUP": group, "ROWS": 128 if form[0] == "f" and group else 1}
-                    | {"WHOLE": True, "SPLIT": split, "BN": tile.bn, "BM": tile.bm, "BK": tile.bk},
-                    tile.warps,
-                    tile.stages,
-                    divisible=("N", "K"),
-                    targets=(90, 100) if form == "fp8x8" else (80, 90, 100),
-                    often=dtype is torch.bfloat16 and (form, middle, group) in usual and rows in (16, 128),
-                )
-    yield Ahead(
-        "sum-bf16",
-        sum_kernel,
-        {"parts": "*fp32", "out": "*bf16", "size": "i32", "N": "i32"},
-        {"bias": None, "SPLITS": _MOST_SPLITS, "BLOCK": 1024},
-        divisible=("size", "N"),
+    zero, group_name = (
+        "zeros" if middle < 0 else "middle",
+        f"{group or 'row'}{f'by{step}' if step < (group or 128) else ''}",
+    )
+    return Ahead(
+        f"{form}-{kind}-{zero}-{group_name}-{rows}{'-split' if split else ''}",
+        linear_kernel,
+        types,
+        absent
+        | {"FORM": form, "MIDDLE": middle, "GROUP": group, "ROWS": 128 if form[0] == "f" and group else 1}
+        | {"WHOLE": True, "SPLIT": split, "BN": tile.bn, "BM": tile.bm, "BK": tile.bk},
+        tile.warps,
+        tile.stages,
+        divisible=("N", "K"),
+        targets=(90, 100) if form == "fp8x8" else TARGETS,
+        often=dtype is torch.bfloat16
+        and (form, middle, group) in usual
+        and step == 128
+        and (rows, split) in ((16, True), (128, False)),
     )

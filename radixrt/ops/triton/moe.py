@@ -20,7 +20,7 @@ import triton.language as tl
 
 from radixrt.ops.interface import GATED
 from radixrt.ops.triton.ahead import Ahead
-from radixrt.ops.triton.linear import Tile, form_of, product, step_of
+from radixrt.ops.triton.linear import NUMBERS, Tile, form_of, product, step_of
 from radixrt.ops.triton.rows import gate_with
 from radixrt.ops.weights import FP8, IntWeight, Weight, dequantized
 
@@ -140,7 +140,7 @@ def tile_of(tokens: int, count: int, step: int, dtype: torch.dtype, packed: bool
     """The tile for so many choices among ``count`` experts: about as many rows as an expert has; packed ones sum in twice the registers."""
     each = tokens // count
     if dtype is torch.float32:
-        return Tile(64, 16, min(step, 32), 4, 2)
+        return Tile(64, 16, min(step, 32), 8, 2)
     if each <= 16:
         return Tile(64, 16, step, 4, 4)
     if each <= 64:
@@ -210,7 +210,7 @@ def _launch(
     if not isinstance(weight, torch.Tensor):
         codes, scales = weight.codes.view(torch.uint8) if weight.codes.dtype is FP8 else weight.codes, weight.scales
     if isinstance(weight, IntWeight):
-        zeros, shuffle = weight.zeros, None if weight.order is None else weight.order.to(torch.int32)
+        zeros, shuffle = weight.zeros, weight.order
     per_program = tile.bn // 2 if kind else tile.bn
     experts_kernel[(triton.cdiv(width, per_program), len(blocks))](
         x, codes, scales, zeros, shuffle, bias, gains, out, order, blocks,
@@ -220,48 +220,33 @@ def _launch(
     )  # fmt: skip
 
 
+_FORMS = (  # FORM, MIDDLE, GROUP, the columns of whole tiles, whether they have an order
+    ("dense", 0, 0, 128, False), ("int4", -1, 128, 128, False), ("int4", 8, 32, 32, False),
+    ("int8", -1, 128, 128, False), ("fp8", 0, 128, 128, False), ("fp8", 0, 0, 128, False),
+    ("int4", -1, 128, 128, True), ("int8", -1, 128, 128, True),
+)  # fmt: skip
+_RARER = (  # other groups, and numbers of columns that allow no larger tile
+    ("dense", 0, 0, 64, False), ("dense", 0, 0, 16, False), ("int4", -1, 64, 64, True), ("int4", 8, 32, 32, True),
+    ("int4", 8, 0, 128, False), ("int8", 128, 32, 32, True), ("int8", 128, 0, 64, False), ("fp8", 0, 0, 16, False),
+    ("fp8", 0, 128, 64, False),
+)  # fmt: skip
+
+
 def configurations() -> Iterator[Ahead]:
-    """What ``moe`` launches: every form, few rows an expert and many."""
-    names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-    forms = (("dense", 0, 0), ("int4", -1, 128), ("int4", 8, 32), ("int8", -1, 128), ("fp8", 0, 128), ("fp8", 0, 0))
-    for dtype, name in names.items():
-        for form, middle, group in forms:
-            for each in (1,) if dtype is torch.float32 else (1, 64, 128, 256)[: 4 if form == "dense" else 3]:
-                for kind in (*GATED, "") if form == "dense" and each < 64 else ("silu", ""):
-                    tile = tile_of(each, 1, group or 128, dtype, form != "dense")
-                    types = {"x": "*" + name, "w": "*" + name if form == "dense" else "*u8", "out": "*" + name}
-                    types |= {"order": "*i32", "blocks": "*i32"} | dict.fromkeys(("N", "K", "G", "per_token"), "i32")
-                    absent: dict[str, None] = {"columns": None, "bias": None}
-                    if form == "dense":
-                        absent["scales"] = None
-                    else:
-                        types["scales"] = "*fp32" if form == "fp8" else "*fp16"
-                    for argument, there, what in (("zeros", middle < 0, "*u8"), ("gains", not kind, "*fp32")):
-                        if there:
-                            types[argument] = what
-                        else:
-                            absent[argument] = None
-                    yield Ahead(
-                        f"{form}-{name}-{'zeros' if middle < 0 else 'middle'}-{group or 'row'}-{each}-{kind or 'down'}",
-                        experts_kernel,
-                        types,
-                        absent
-                        | {
-                            "FORM": form,
-                            "MIDDLE": middle,
-                            "GROUP": group,
-                            "ROWS": 128 if form == "fp8" and group else 1,
-                        }
-                        | {"KIND": kind, "ORDERED": False, "WHOLE": True, "BN": tile.bn, "BM": tile.bm, "BK": tile.bk},
-                        tile.warps,
-                        tile.stages,
-                        divisible=("N", "K"),
-                        often=dtype is torch.bfloat16
-                        and kind in ("silu", "")
-                        and (form, each) in {("dense", 1), ("dense", 256), ("int4", 128), ("fp8", 128)}
-                        and group != 32
-                        and (form != "fp8" or group == 128),
-                    )
+    """What ``moe`` launches: every form, few rows an expert and many; dense ones with a bias have its kind of gate, or none."""
+    for dtype, name in NUMBERS.items():
+        for form in _FORMS if dtype is not torch.bfloat16 else (*_FORMS, *_RARER):
+            for each in (1,) if dtype is torch.float32 else (1, 64, 128, 256)[: 4 if form[0] == "dense" else 3]:
+                tile = tile_of(each, 1, form[3], dtype, form[0] != "dense")
+                for kind in (*GATED, "") if form[0] == "dense" else ("silu", ""):
+                    for bias in {"": (False, True), "swiglu_oai": (True,)}.get(kind, (False,)):
+                        if form[0] == "dense" or not bias:
+                            yield _ahead(name, *form, str(each), tile, kind, bias)
+    dense = ("bf16", "dense", 0, 0)
+    for kind in ("silu", ""):  # columns that no tile divides; and rows in blocks of a packed matrix beside it
+        yield _ahead(*dense, 32, False, "odd", tile_of(1, 1, 32, torch.bfloat16, False), kind, False, whole=False)
+        beside = replace(tile_of(256, 1, 128, torch.bfloat16, False), bm=64)
+        yield _ahead(*dense, 128, False, "beside", beside, kind, False)
     for size, count in ((16, 8), (1024, 128), (1024, 512)):
         yield Ahead(
             f"sort-{size}-{count}",
@@ -271,3 +256,39 @@ def configurations() -> Iterator[Ahead]:
             {"SIZE": size, "COUNT": max(count, 16), "MOST": max(_power(min(count, size) + size // 16), 16)},
             often=count == 128,
         )
+
+
+def _ahead(
+    name: str, form: str, middle: int, group: int, step: int, ordered: bool, rows: str, tile: Tile, kind: str, bias: bool,
+    whole: bool = True,
+) -> Ahead:  # fmt: skip
+    types = {"x": "*" + name, "w": "*" + name if form == "dense" else "*u8", "out": "*" + name}
+    types |= {"order": "*i32", "blocks": "*i32"} | dict.fromkeys(("N", "K", "G", "per_token"), "i32")
+    absent: dict[str, None] = {}
+    for argument, there, what in (
+        ("scales", form != "dense", "*fp32" if form == "fp8" else "*fp16" if group == 128 else "*" + name),
+        ("zeros", middle < 0, "*u8"), ("gains", not kind, "*fp32"), ("columns", ordered, "*i32"), ("bias", bias, "*" + name),
+    ):  # fmt: skip
+        if there:
+            types[argument] = what
+        else:
+            absent[argument] = None
+    zero, columns = (
+        "zeros" if middle < 0 else "middle",
+        f"{group or 'row'}{f'by{step}' if step < (group or 128) else ''}",
+    )
+    order, end = "-order" if ordered else "", f"{kind or 'down'}{'-bias' if bias else ''}"
+    return Ahead(
+        f"{form}-{name}-{zero}-{columns}{order}-{rows}-{end}",
+        experts_kernel,
+        types,
+        absent
+        | {"FORM": form, "MIDDLE": middle, "GROUP": group, "ROWS": 128 if form == "fp8" and group else 1, "KIND": kind}
+        | {"ORDERED": ordered, "WHOLE": whole, "BN": tile.bn, "BM": tile.bm, "BK": tile.bk},
+        tile.warps,
+        tile.stages,
+        divisible=("N", "K") if whole else (),
+        often=(name, step, ordered, bias) == ("bf16", 128, False, False)
+        and kind in ("silu", "")
+        and (form, group, rows) in {("dense", 0, "1"), ("dense", 0, "256"), ("int4", 128, "128"), ("fp8", 128, "128")},
+    )

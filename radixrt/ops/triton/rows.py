@@ -117,6 +117,9 @@ def configurations() -> Iterator[Ahead]:
             if width > 128:
                 yield _ahead_norm(f"add-rms-{name}-{width}", name, width, often, residual=True)
                 yield _ahead_norm(f"layer-{name}-{width}", name, width, often and width == 4096, center=True)
+        for width in (256, 3584) if name != "fp32" else ():  # weights that are one more than stored
+            yield _ahead_norm(f"rms-{name}-{width}-one-plus", name, width, False, weight="fp32")
+            yield _ahead_norm(f"add-rms-{name}-{width}-one-plus", name, width, False, residual=True, weight="fp32")
         for kind in GATED:
             for halves in (True, False):
                 if kind == "swiglu_oai" and not halves:
@@ -147,9 +150,11 @@ def configurations() -> Iterator[Ahead]:
         )  # fmt: skip
 
 
-def _ahead_norm(name: str, dtype: str, width: int, often: bool, residual: bool = False, center: bool = False) -> Ahead:
+def _ahead_norm(
+    name: str, dtype: str, width: int, often: bool, residual: bool = False, center: bool = False, weight: str = ""
+) -> Ahead:
     block, rows, warps = _norm_blocks(width)
-    types = {"x": f"*{dtype}", "weight": f"*{dtype}", "out": f"*{dtype}", "eps": "fp32"}
+    types = {"x": f"*{dtype}", "weight": f"*{weight or dtype}", "out": f"*{dtype}", "eps": "fp32"}
     constants: dict[str, Any] = {"CENTER": center, "BLOCK": block, "ROWS": rows}
     for key, given in (("residual", residual), ("total", residual), ("bias", center)):
         if given:

@@ -477,27 +477,27 @@ def _select(
 
 
 def configurations() -> Iterator[Ahead]:
-    """What ``draw`` launches, for a vocabulary of 131072 tokens."""
-    parts = 32
+    """What ``draw`` launches, for vocabularies of 131072 and of 262208 tokens."""
     pointers = {
         "masks": "*i32", "mask_rows": "*i32", "temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32",
         "chances": "*fp64", "part_best": "*fp32", "part_token": "*i32", "part_sum": "*i64", "tally": "*i32", "values": "*fp32",
         "ids": "*i32", "tokens": "*i32", "bests": "*fp32",
     }  # fmt: skip
     numbers = {"stride": "i32", "mask_stride": "i32", "vocab": "i32"}
-    sizes = {
-        "BINS": _BINS, "CANDIDATES": _CANDIDATES, "BLOCK": _BLOCK, "WAYS": _THRESHOLDS, "PARTS": parts, "PARTS_BLOCK": parts,
-        "PART": _PART,
-    }  # fmt: skip
+    sizes = {"BINS": _BINS, "CANDIDATES": _CANDIDATES, "BLOCK": _BLOCK, "WAYS": _THRESHOLDS, "PART": _PART}
 
-    def ahead(name: str, kernel: Any, logits: str, warps: int, absent: tuple[str, ...] = (), **constants: int) -> Ahead:
+    def ahead(
+        name: str, kernel: Any, logits: str, warps: int, parts: int, absent: tuple[str, ...] = (), **constants: int
+    ) -> Ahead:
+        constants |= sizes | {"PARTS": parts, "PARTS_BLOCK": triton.next_power_of_2(parts)}
         names = kernel.arg_names
         types = {
             n: t for n, t in ({"logits": f"*{logits}"} | pointers | numbers).items() if n in names and n not in absent
         }
-        known = {n: v for n, v in (sizes | constants).items() if n in names} | dict.fromkeys(absent)
+        known = {n: v for n, v in constants.items() if n in names} | dict.fromkeys(absent)
+        often = logits == "fp32" and parts == 32
         return Ahead(
-            name, kernel, types, known, warps, divisible=("stride", "mask_stride", "vocab"), often=logits == "fp32"
+            name, kernel, types, known, warps, divisible=("stride", "mask_stride", "vocab"), often=often
         )  # fmt: skip
 
     yield Ahead(
@@ -509,13 +509,14 @@ def configurations() -> Iterator[Ahead]:
         {"EDITORS": _EDITORS, "BLOCK": 128},
         divisible=("stride",),
     )  # fmt: skip
+    greedy = ("masks", "mask_rows", "temperature", "part_sum", "tally")
     for logits in ("fp32", "bf16", "fp16"):
-        yield ahead(f"survey-{logits}", _survey, logits, 8)
-        yield ahead(
-            f"survey-greedy-{logits}", _survey, logits, 8, ("masks", "mask_rows", "temperature", "part_sum", "tally")
-        )
-        yield ahead(f"tally-{logits}", _tally, logits, 8)
-        yield ahead(f"gather-{logits}", _gather, logits, 8)
-        yield ahead(f"settle-{logits}", _settle, logits, 8)
-        yield ahead(f"select-{logits}", _select, logits, 4, WHOLE=False)
-        yield ahead(f"select-whole-{logits}", _select, logits, 16, WHOLE=True)
+        for parts in (32, 65):
+            size = f"{logits}-{parts}"
+            yield ahead(f"survey-{size}", _survey, logits, 8, parts)
+            yield ahead(f"survey-greedy-{size}", _survey, logits, 8, parts, greedy)
+            yield ahead(f"tally-{size}", _tally, logits, 8, parts)
+            yield ahead(f"gather-{size}", _gather, logits, 8, parts)
+            yield ahead(f"settle-{size}", _settle, logits, 8, parts)
+            yield ahead(f"select-{size}", _select, logits, 4, parts, WHOLE=False)
+            yield ahead(f"select-whole-{size}", _select, logits, 16, parts, WHOLE=True)

@@ -39,7 +39,7 @@ def test_spills_are_found() -> None:
         from dataclasses import replace
         from radixrt.ops.triton import attention
         from tests.ops.triton import ahead
-        entry = next(e for e in attention.configurations() if e.name == "tile-bf16-256-16-90")
+        entry = next(e for e in attention.configurations() if e.name == "tile-bf16-256-16-4to1-90")
         print(ahead.report("attention", replace(entry, num_warps=1), 90).problem())
         print(ahead.report("attention", replace(entry, types=entry.types | {"scale": "fp99"}), 90).problem())
     """

@@ -129,9 +129,14 @@ def test_ends_at_the_borders_of_pages_and_blocks(page: int, dtype: torch.dtype) 
     compare(batch(paged(lens, page), [64, 33, 17], 4, 2, 64, dtype))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (7, 1), (12, 1), (40, 2), (71, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (7, 1), (12, 1), (40, 2), (71, 1), (142, 2)])
 def test_any_number_of_heads_shares_a_key_head(heads: int, kv_heads: int) -> None:
     compare(batch(paged([150, 40, 3], 1), [1, 9, 3], heads, kv_heads, 64))
+
+
+@pytest.mark.parametrize("share", [71, 150])
+def test_many_heads_share_a_key_head_in_tall_tiles(share: int) -> None:
+    compare(batch(paged([150, 40], 1), [1, 9], 2 * share, 2, 64, torch.float16), sinks=True)
 
 
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 100, 1000])

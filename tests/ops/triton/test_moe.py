@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from radixrt.ops.interface import GATED
 from radixrt.ops.triton import moe as kernels
-from radixrt.ops.weights import FP8, Fp8Weight, IntWeight, Weight, dequantized, pack_nibbles
+from radixrt.ops.weights import FP8, Fp8Weight, IntWeight, Weight, dequantized, pack_nibbles, stacked
 
 
 def one_by_one(x, experts, gains, gate_up, down, kind, gate_up_bias=None, down_bias=None) -> torch.Tensor:
@@ -118,3 +118,80 @@ def test_blocks_cover_the_choices_in_order(choices: list[int], rows: int, count:
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(ValueError, match="kind='relu': must be one of"):
         kernels.moe(*case(1, 1, 1, 16, 16), "relu")
+
+
+def test_the_order_of_columns_is_handed_on_as_the_experts_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is converted where they are stacked, once."""
+    x, experts, gains, gate_up, down = case(6, 2, 3, 64, 96)
+    whole = packed(tuple(gate_up.shape), "int4-order", 1)
+    assert isinstance(whole, IntWeight) and whole.order is not None
+    each = [IntWeight(c, s, None, 4, 32, o) for c, s, o in zip(whole.codes, whole.scales, whole.order)]
+    weight = stacked([*each[:2], IntWeight(each[2].codes, each[2].scales, None, 4, 32)])
+    assert isinstance(weight, IntWeight) and weight.order is not None
+    assert weight.order.dtype is torch.int32
+    assert weight.order[2].tolist() == list(range(64))
+    handed: list[object] = []
+    kernel = kernels.experts_kernel
+
+    class Recorded:
+        def __getitem__(self, grid: tuple[int, int]):
+            def launch(*args, **more):
+                handed.extend(args)
+                return kernel[grid](*args, **more)
+
+            return launch
+
+    monkeypatch.setattr(kernels, "experts_kernel", Recorded())
+    found = kernels.moe(x, experts, gains, weight, down, "silu")
+    assert any(argument is weight.order for argument in handed)
+    torch.testing.assert_close(
+        found.double(), one_by_one(x, experts, gains, weight, down, "silu"), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_columns_in_another_order_that_are_no_whole_tiles_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``moe`` makes such a matrix dense; nothing may hand it to the kernel, which would read its columns in order."""
+    x, experts, gains, gate_up, down = case(2, 1, 2, 40, 16)
+    codes = torch.randint(0, 256, gate_up.shape, dtype=torch.uint8)
+    order = torch.stack([torch.randperm(40) for _ in range(2)])
+    weight = IntWeight(codes, torch.rand(2, 32, 1), None, 8, 40, order)
+    expected = one_by_one(x, experts, gains, weight, down, "silu")
+    torch.testing.assert_close(
+        kernels.moe(x, experts, gains, weight, down, "silu").double(), expected, rtol=1e-5, atol=1e-2
+    )
+    monkeypatch.setattr(kernels, "_tiled", lambda weight, dtype: weight)
+    with pytest.raises(Exception, match="columns in another order, or of 4 bits, must be whole tiles"):
+        kernels.moe(x, experts, gains, weight, down, "silu")
+
+
+DENSE = torch.randn(32, 64, generator=torch.Generator().manual_seed(3))
+STATIC = Fp8Weight(DENSE.to(FP8), torch.ones(32, 1), 1, 64, torch.tensor(0.5))
+MIXTURES: dict[str, list[Weight]] = {
+    "a dense one first": [DENSE, packed((32, 64), "int4", 1), packed((32, 64), "fp8", 2)],
+    "a dense one last": [packed((32, 64), "int4", 1), packed((32, 64), "int4", 2), DENSE],
+    "4 and 8 bits": [packed((32, 64), "int4", 1), packed((32, 64), "int8", 2)],
+    "integers and fp8": [packed((32, 64), "int8", 1), packed((32, 64), "fp8", 2)],
+    "several groups": [packed((32, 64), "int4", 1), packed((32, 64), "int4-narrow-zeros", 2)],
+    "rows and blocks": [packed((32, 64), "fp8", 1), packed((32, 64), "fp8-block", 2)],
+    "static and dynamic": [packed((32, 64), "fp8", 1), STATIC],
+}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_experts_of_several_forms_are_dense(mixture: str, dtype: torch.dtype | None) -> None:
+    each = MIXTURES[mixture]
+    whole = stacked(each, dtype)
+    assert isinstance(whole, torch.Tensor)
+    assert torch.equal(whole, torch.stack([dequantized(weight, dtype or torch.float32) for weight in each]))
+    halves = stacked([weight.bfloat16() if isinstance(weight, torch.Tensor) else weight for weight in each])
+    assert isinstance(halves, torch.Tensor)
+    assert halves.dtype is (torch.bfloat16 if "dense" in mixture else torch.float32)
+
+
+@pytest.mark.parametrize("form", ["int4", "int4-zeros", "int8", "fp8", "fp8-block"])
+def test_experts_of_one_form_stay_packed(form: str) -> None:
+    each = [packed((32, 64), form, seed) for seed in range(3)]
+    whole = stacked(each)
+    assert type(whole) is type(each[0]) and whole.shape == (3, 32, 64)
+    assert torch.equal(dequantized(whole, torch.float32), torch.stack([dequantized(w, torch.float32) for w in each]))
