@@ -144,8 +144,8 @@ void matmuls(Check& check, const Kernels& of) {
                 const Quantized q(kernels, format.group == 1 ? Floats() : taken, w.k, group);
                 r.codes = q.codes.data(), r.scale = q.scale.data(), r.weight = q.weight.data(), r.sum = q.sum.data();
                 Floats out(before.begin() + first * n, before.begin() + (first + count) * n);
-                kernels.matmul(w, 0, 1, r, out.data(), n, add);
-                kernels.matmul(w, 1, tiles, r, out.data(), n, add);
+                kernels.matmul(w, 0, 1, r, out.data(), n, add, nullptr);
+                kernels.matmul(w, 1, tiles, r, out.data(), n, add, nullptr);
                 return out;
             };
             const std::string what = std::string("matmul ") + format.name + (add ? " added" : "");
@@ -158,6 +158,17 @@ void matmuls(Check& check, const Kernels& of) {
             check.exact(what, alone, some(of, 0, rows));
         }
     }
+}
+
+// All bits; without `finite` only what scales have, as numbers, since the codes beside NaN are of no account.
+std::vector<double> words_of(const Floats& tile, bool finite) {
+    std::vector<double> words;
+    for (const float& x : tile) {
+        int32_t bits;
+        std::memcpy(&bits, &x, 4);
+        words.push_back(finite ? bits : x != x ? double(x) : 0);
+    }
+    return words;
 }
 
 void rows(Check& check) {
@@ -206,30 +217,60 @@ void rows(Check& check) {
                 return to;
             });
         }
+        for (const bool key : {true, false})
+            for (const float first : {65519.f, NAN, -INFINITY, 1e30f}) {
+                Floats from = x;
+                from[0] = first;
+                const bool finite = std::isfinite(first);
+                check.same("store_tile", tile_bytes(n) / 4, [&](const Kernels& kernels) {
+                    Floats to(tile_bytes(n) / 4, 9);
+                    for (const size_t slot : {0, 7, 15}) kernels.store_tile(from.data(), n, key, to.data(), slot);
+                    return words_of(to, finite);
+                });
+            }
+        check.same("store_query", query_floats(KV::kI16, n), [&](const Kernels& kernels) {
+            Floats to(query_floats(KV::kI16, n), 9);
+            kernels.store_query(x.data(), n, to.data());
+            return words_of(to, true);
+        });
     }
 }
 
 void attention(Check& check, const Kernels& of) {
     Random random;
-    constexpr int slots = 300, stride_heads = 2, count = 7;
+    constexpr int slots = 304, count = 7;
+    const Kernels& reference = *kernels_by_name("portable");
     for (const int dim : {64, 40})
-        for (const KV kind : {KV::kF32, KV::kF16, KV::kBF16, KV::kI8}) {
+        for (const KV kind : {KV::kF32, KV::kF16, KV::kBF16, KV::kI8, KV::kI16}) {
+            const bool tiled = kind == KV::kI16;
+            const int stride_heads = tiled ? 1 : 2;
             const size_t part = Attention::part_floats(dim);
             std::vector<char> keys(size_t(slots * stride_heads) * kv_bytes(kind, dim)), values(keys.size());
             for (std::vector<char>* to : {&keys, &values})
-                for (size_t row = 0; row < size_t(slots * stride_heads); row++)
-                    kernels_by_name("portable")->store_kv(random.floats(size_t(dim), 2).data(), dim, kind, &(*to)[row * kv_bytes(kind, dim)]);
+                for (size_t row = 0; row < size_t(slots * stride_heads); row++) {
+                    const Floats x = random.floats(size_t(dim), 2);
+                    if (tiled) reference.store_tile(x.data(), dim, to == &keys, to->data(), row);
+                    else reference.store_kv(x.data(), dim, kind, &(*to)[row * kv_bytes(kind, dim)]);
+                }
             std::vector<int32_t> slot(256);
             for (auto& s : slot) s = int32_t(random.bits() % slots);
-            const Floats q = random.floats(size_t(count * dim), 2);
-            const KVHead head{keys.data(), values.data(), stride_heads * kv_elements(kind, dim), dim, kind};
+            for (size_t i = 40; i < 120; i++) slot[i] = int32_t(i + 3);  // runs, which tiles are read in
+            for (size_t i = 128; i < 256; i++) slot[i] = int32_t(i + 48);
+            const size_t floats = query_floats(kind, dim);
+            Floats q = random.floats(size_t(count * dim), 2);
+            if (tiled) {
+                Floats codes(size_t(count) * floats);
+                for (size_t i = 0; i < count; i++) reference.store_query(&q[i * size_t(dim)], dim, &codes[i * floats]);
+                q = codes;
+            }
+            const KVHead head{keys.data(), values.data(), size_t(stride_heads) * kv_elements(kind, dim), dim, kind};
             const int32_t from[count] = {0, 0, 5, 130, 70, 31, 0}, to[count] = {256, 128, 150, 243, 71, 200, 1};
             // query i of `only`, or all
             const auto attend = [&](const Kernels& kernels, int begin, int end, int only) {
                 Floats parts(count * part, -7), scratch(Attention::kernel_floats(dim));
                 const float* queries[count];
                 float* into[count];
-                for (int i = 0; i < count; i++) queries[i] = &q[size_t(i * dim)], into[i] = &parts[size_t(i) * part];
+                for (int i = 0; i < count; i++) queries[i] = &q[size_t(i) * floats], into[i] = &parts[size_t(i) * part];
                 const int first = only < 0 ? 0 : only;
                 const int some = only < 0 ? count : 1, middle = (begin + end) / 2;
                 const Piece pieces[] = {{begin, middle, &slot[size_t(begin)], 0, some}, {middle, end, &slot[size_t(middle)], 0, some}};
