@@ -61,14 +61,16 @@ def test_tokens_depend_on_nothing_but_the_request(alone: list[list[int]], settin
     assert run(**settings) == alone
 
 
-def test_so_it_is_with_8_bit_keys_and_values() -> None:
-    alone = run(batched=False, disable_radix_cache=True, kv_dtype="int8")
-    assert run(kv_dtype="int8") == alone
-    assert run(kv_dtype="int8", chunked_prefill_size=16) == alone
+@pytest.mark.parametrize("kv_dtype", ["int8", "float16"])
+def test_so_it_is_with_other_keys_and_values(kv_dtype: str) -> None:
+    alone = run(batched=False, disable_radix_cache=True, kv_dtype=kv_dtype)
+    assert run(kv_dtype=kv_dtype) == alone
+    assert run(kv_dtype=kv_dtype, chunked_prefill_size=16) == alone
 
 
 def test_dtypes_that_native_kernels_do_not_compute_are_refused() -> None:
     with pytest.raises(Exception, match="kernels=native: dtype=bfloat16 is computed by torch"):
         Engine(kernels="native", dtype="bfloat16")
-    with pytest.raises(Exception, match="kv_dtype=int8: only the native CPU kernels"):
-        Engine(kernels="torch", kv_dtype="int8")
+    for kv_dtype in ("int8", "int16"):
+        with pytest.raises(Exception, match=f"kv_dtype={kv_dtype}: only the native CPU kernels"):
+            Engine(kernels="torch", kv_dtype=kv_dtype)

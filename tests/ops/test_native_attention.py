@@ -178,8 +178,10 @@ def line(first: int, length: int) -> tuple[int, ...]:
 
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
-    """Sequences off a tree of slots in random order: branches at any position, decodes, short extensions and prefills."""
-    order = np.random.default_rng(draw(st.integers(0, 99))).permutation(4000).tolist()
+    """Sequences off a tree of slots, in runs in random order: branches at any position, decodes, short extensions and prefills."""
+    run_length = draw(st.sampled_from([1, 2, 5, 16, 37, 400]))
+    starts = np.random.default_rng(draw(st.integers(0, 99))).permutation(4000 // run_length) * run_length
+    order = [int(start) + i for start in starts for i in reversed(range(run_length))]
     sequences: list[tuple[int, ...]] = []
     q_lens = []
     for _ in range(draw(st.integers(1, 5))):
@@ -269,6 +271,31 @@ def test_int8_is_stored_with_a_scale(variant: str, dim: int) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dim", [1, 16, 40, 64, 256])
+@pytest.mark.parametrize("key", [True, False])
+def test_int16_is_stored_in_tiles(variant: str, dim: int, key: bool) -> None:
+    x = torch.randn(32, dim, generator=torch.Generator().manual_seed(dim)) * torch.logspace(-20, 20, 32)[:, None]
+    x[3] = 0
+    stored = torch.frombuffer(native.store_tiles(variant, x.numpy(), dim, key), dtype=torch.int16)
+    most = key_code(dim) if key else VALUE_CODE
+    want = tiles(quantized(x[:, None], most, torch.int16), key)
+    padded = -(-dim // 16) * 16
+    codes, scales = stored.view(2, -1).split([16 * padded, 32], 1)
+    want_codes, want_scales = want[0].split([16 * padded, 32], 1)
+    assert (codes - want_codes).abs().max() <= 1  # a half may fall on either side
+    assert (codes != want_codes).float().mean() < 0.02
+    torch.testing.assert_close(
+        scales.contiguous().view(torch.float32), want_scales.contiguous().view(torch.float32), rtol=1e-6, atol=0
+    )
+    for wrong in (float("nan"), float("inf")):
+        x[5, dim // 2] = wrong
+        scales = torch.frombuffer(native.store_tiles(variant, x.numpy(), dim, key), dtype=torch.int16).view(2, -1)[
+            :, -32:
+        ]
+        assert scales.contiguous().view(torch.float32).isnan().nonzero().tolist() == [[0, 5]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", [0, 1, 3, 4])
 def test_a_branch_within_a_span_has_the_same_bits(variant: str, kind: int) -> None:
     """Pieces that end anywhere in vectors of positions, and branches of branches."""
@@ -325,13 +352,19 @@ def test_extremes(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_nan_stays_with_its_sequence(variant: str, where: str) -> None:
-    batch = make((1, 1), (line(0, 150) + line(300, 9), line(0, 150) + line(400, 9)))
+@pytest.mark.parametrize("kind", [0, 1, 3, 4])
+@pytest.mark.parametrize("other", [310, 400])
+def test_nan_stays_with_its_sequence(variant: str, where: str, kind: int, other: int) -> None:
+    """Also where the other one's slots lie beside it in a tile."""
+    batch = make((1, 1), (line(0, 150) + line(300, 9), line(0, 150) + line(other, 9)), kind=kind)
     clean = run(batch, variant)
+    bad = getattr(batch, where)
     if where == "q":
-        batch.q[0] = float("nan")
+        bad[0] = float("nan")
+    elif bad.is_floating_point():
+        bad[305] = float("nan")
     else:
-        getattr(batch, where)[305] = float("nan")
+        bad[305, :, -4 // bad.itemsize :] = torch.tensor([float("nan")]).view(bad.dtype)  # its scale
     out = run(batch, variant)
     assert out[0].isnan().all()
     assert same_bits(out[1:], clean[1:])
