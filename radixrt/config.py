@@ -67,8 +67,8 @@ class EngineConfig:
     kv_dtype: str = _setting(
         "auto",
         "dtype of cached keys and values; auto: int16 with native kernels, else the computation dtype; "
-        "int16: 11 to 14 bits and a sign, with a scale for each token and head, computed with as they are, which is fastest "
-        "(native kernels only); int8: likewise, nearly twice the tokens (native kernels only); "
+        "int16: codes of 12 to 15 bits with a scale for each token and head, which attention multiplies as they are "
+        "(native kernels only); int8: a scale likewise, nearly twice the tokens (native kernels only); "
         "fp8: e4m3 without a scale, twice the tokens of 16 bits (not with native kernels)",
         choices=KV_DTYPES,
     )

@@ -14,7 +14,6 @@ import torch
 from radixrt.model.config import ModelConfig
 from radixrt.ops.native.memory import reserve
 
-
 _TILE = 16  # slots whose keys and values lie together with int16
 
 

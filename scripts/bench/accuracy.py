@@ -1,6 +1,6 @@
 """How far the native kernels' output is from the float32 reference on the same weights, and llama.cpp's beside it.
 
-    python scripts/bench/accuracy.py [--text FILE] [--chunks 8] [--model M] [--kv-dtype float16] [--llama-bin DIR]
+    python scripts/bench/accuracy.py [--text FILE] [--chunks 8] [--model M] [--kv-dtype int8] [--llama-bin DIR]
 
 The text is cut into chunks of 512 tokens; the second half of each is compared, as llama.cpp's ``llama-perplexity --kl-divergence`` does, whose
 figures are of the same positions: its reference is the same file, converted to float32 by ``llama-quantize``.
