@@ -105,16 +105,17 @@ public:
     int pieces() const { return int(pieces_.size()); }
 
     // q [rows, heads * query_floats(kind, dim)], out [rows, heads * dim]; k, v [kv_heads, slots, kv_elements(kind, dim)], so that a head's
-    // slots are one stream; for kI16 slots is a multiple of 16
+    // slots are one stream; for kI16 slots is a multiple of 16. finished(row, head, heads): so many heads of a row are in `out` now.
+    template <class Finished>
     void run(int item, const Kernels& kernels, const float* q, const void* k, const void* v, size_t slots, KV kind, float scale, float* out,
-             float* scratch) {
+             float* scratch, Finished finished) {
         const size_t which = size_t(item / kv_heads_);
         const int kv_head = item % kv_heads_;
         const size_t head_bytes = slots * kv_bytes(kind, dim_), at = size_t(kv_head) * head_bytes;
         KVHead head{static_cast<const char*>(k) + at, static_cast<const char*>(v) + at, kv_elements(kind, dim_), dim_, kind};
         scratch += (64 - reinterpret_cast<uintptr_t>(scratch) % 64) % 64 / sizeof(float);
         Call call{kernels, head, q, query_floats(kind, dim_), out, scale, scratch, kv_head};
-        if (which < blocks_.size()) return run_block(blocks_[which], call);
+        if (which < blocks_.size()) return run_block(blocks_[which], call, finished);
         const size_t cut = which - blocks_.size();
         const size_t end = cut + 1 < cuts_.size() ? cuts_[cut + 1] : units_.size();
         for (size_t i = cuts_[cut]; i < end; i++) {
@@ -124,7 +125,7 @@ public:
             head.ahead = next.slots;
             head.ahead_count = next.end - next.begin;
             head.ahead_k = more ? head.k : static_cast<const char*>(k) + (other_head ? at + head_bytes : 0);
-            run_unit(units_[i], call);
+            run_unit(units_[i], call, finished);
         }
     }
 
@@ -309,7 +310,8 @@ private:
         call.kernels.attend(call.head, pieces, count, of.q, of.from, of.to, of.count, call.scale, of.part, call.scratch);
     }
 
-    void run_unit(const Unit& unit, const Call& call) {
+    template <class Finished>
+    void run_unit(const Unit& unit, const Call& call, Finished finished) {
         const int first_head = call.kv_head * group_, behind = first_head + group_;
         const int heads_at_once = std::min(group_, kQueries / int(unit.last_row - unit.first_row));
         for (int first = first_head; first < behind; first += heads_at_once) {
@@ -337,10 +339,12 @@ private:
                 for (int p = 1; p < row.parts; p++) call.kernels.merge(into, part(row, p, head), dim_);
                 call.kernels.finish(into, dim_, call.out + (size_t(row.row) * heads_ + head) * dim_);
             }
+            finished(row.row, first_head, group_);
         }
     }
 
-    void run_block(const Sequence& block, const Call& call) const {
+    template <class Finished>
+    void run_block(const Sequence& block, const Call& call, Finished finished) const {
         float *running = call.scratch + kernel_floats(dim_), *fresh = running + kQueries * part_;
         const int heads_at_once = std::min(group_, kQueries / block.rows), behind = (call.kv_head + 1) * group_;
         for (int first = call.kv_head * group_; first < behind; first += heads_at_once) {
@@ -360,10 +364,12 @@ private:
                 for (int i = 0; i < queries.count; i++)
                     if (queries.from[i] < end && queries.to[i] > begin) call.kernels.merge(running + size_t(i) * part_, queries.part[i], dim_);
             }
-            for (int r = 0; r < block.rows; r++)
+            for (int r = 0; r < block.rows; r++) {
                 for (int h = 0; h < heads; h++)
                     call.kernels.finish(running + size_t(r * heads + h) * part_, dim_,
                                         call.out + (size_t(block.row + r) * heads_ + first + h) * dim_);
+                finished(block.row + r, first, heads);
+            }
         }
     }
 

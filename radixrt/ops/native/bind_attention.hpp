@@ -55,7 +55,7 @@ static void run(Attention& plan, const std::vector<int>& order, int threads, con
     std::atomic<size_t> next{0};
     std::vector<std::vector<float>> scratch(size_t(threads), std::vector<float>(Attention::scratch_floats(dim), NAN));
     const auto work = [&](float* own) {
-        for (size_t i; (i = next.fetch_add(1)) < order.size();) plan.run(order[i], kernels, q, k, v, slots, kind, scale, out, own);
+        for (size_t i; (i = next.fetch_add(1)) < order.size();) plan.run(order[i], kernels, q, k, v, slots, kind, scale, out, own, [](int, int, int) {});
     };
     plan.begin();
     std::vector<std::thread> others;

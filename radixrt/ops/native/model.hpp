@@ -50,13 +50,17 @@ public:
         }
     }
 
-    void fill(const Kernels& kernels, size_t row, const float* from, int k, unsigned forms) {
-        if (forms & kFloat && from != x_.data() + row * k) std::memcpy(x_.data() + row * k, from, size_t(k) * sizeof(float));
+    void fill(const Kernels& kernels, size_t row, const float* from, int k, unsigned forms) { fill(kernels, row, 0, from, k, k, forms); }
+
+    // n elements of a row of k, from the one numbered `first` on; both numbers are multiples of kPart
+    void fill(const Kernels& kernels, size_t row, int first, const float* from, int n, int k, unsigned forms) {
+        const size_t element = row * size_t(k) + size_t(first);
+        if (forms & kFloat) std::memcpy(x_.data() + element, from, size_t(n) * sizeof(float));
         for (int g = 0; g < 2; g++) {
             if (!(forms & (g ? kGroup16 : kGroup32))) continue;
             auto& form = forms_[g];
-            const size_t at = row * size_t(k / (g ? 16 : 32));
-            kernels.quantize(from, k, g ? 16 : 32, form.codes.data() + row * k, form.scale.data() + at, form.weight.data() + at,
+            const size_t at = element / (g ? 16 : 32);
+            kernels.quantize(from, n, g ? 16 : 32, form.codes.data() + element, form.scale.data() + at, form.weight.data() + at,
                              form.sum.data() + at);
         }
     }
@@ -77,6 +81,7 @@ public:
         return rows;
     }
 
+    static constexpr int kPart = 32;  // elements: whole groups of every form
     static constexpr unsigned kFloat = 1, kGroup32 = 2, kGroup16 = 4;
     static unsigned form_of(const Matrix& w) {
         if (w.kind != Kind::kQ4 && w.kind != Kind::kQ8) return kFloat;
@@ -157,7 +162,7 @@ public:
     }
 
 private:
-    enum Phase { kNorm, kQKV, kAttend, kPrepareO, kO, kPostNorm, kGateUp, kPrepareDown, kDown, kPhases };
+    enum Phase { kNorm, kQKV, kAttend, kPrepareO, kO, kPostNorm, kGateUp, kDown, kPhases };
 
     unsigned forms(const LayerWeights& layer, Phase phase) const {
         switch (phase) {
@@ -176,7 +181,6 @@ private:
             grow(m.x_, rows * s.hidden);
             grow(m.q_, rows * s.heads * query_floats(s.kv, s.dim));
             grow(m.attended_, rows * s.heads * s.dim);
-            grow(m.inner_, rows * s.inner);
             unit = 1;
             while (unit * s.dim % kLanes) unit++;
             q_units = blocks(s.heads, unit);
@@ -195,6 +199,8 @@ private:
                 if (b.rows <= kNearRows) plans.back().near = plans.back().attention->blocks(most);
             }
             few = b.rows <= kFew;
+            by_head = !few && s.dim % Input::kPart == 0;
+            if (few) grow(m.inner_, rows * s.inner);
             row_item = std::max(1, std::min(kRowItem, b.rows / (4 * m.threads_->count())));
             row_blocks = blocks(b.rows, kRowBlock);
             block = blocks(b.rows, row_blocks);
@@ -206,19 +212,26 @@ private:
             if (phase == 0 || phase == phases() - 1) return blocks(b.rows, row_item);
             const auto& layer = m.layers[size_t(phase - 1) / kPhases];
             switch (Phase((phase - 1) % kPhases)) {
-                case kNorm:
                 case kPrepareO:
-                case kPostNorm:
-                case kPrepareDown: {
+                    if (by_head) return 0;  // is done behind each head
+                    [[fallthrough]];
+                case kNorm:
+                case kPostNorm: {
                     if (few) return 0;
                     const auto next = Phase((phase - 1) % kPhases + 1);
                     m.input_.reserve(size_t(b.rows), width(next), m.forms(layer, next));
                     return blocks(b.rows, row_item);
                 }
                 case kQKV: return row_blocks * (q_units + 2 * kv_units);
-                case kAttend: attention = plan(layer.window)->attention.get(); attention->begin(); return attention->items();
+                case kAttend:
+                    if (by_head) m.input_.reserve(size_t(b.rows), width(kO), m.forms(layer, kO));
+                    attention = plan(layer.window)->attention.get();
+                    attention->begin();
+                    return attention->items();
                 case kO: return row_blocks * groups(layer.o);
-                case kGateUp: return row_blocks * groups(layer.gate);
+                case kGateUp:
+                    if (!few) m.between_.reserve(size_t(b.rows), s.inner, m.forms(layer, kDown));
+                    return row_blocks * groups(layer.gate);
                 case kDown: return row_blocks * groups(layer.down);
                 default: return 0;
             }
@@ -233,8 +246,7 @@ private:
             switch (kind) {
                 case kNorm:
                 case kPrepareO:
-                case kPostNorm:
-                case kPrepareDown: {
+                case kPostNorm: {
                     const auto next = Phase(kind + 1);
                     const int begin = item * row_item, end = std::min(b.rows, begin + row_item);
                     for (int r = begin; r < end; r++) prepare(layer, next, r, m.input_, bench);
@@ -243,7 +255,12 @@ private:
                 case kQKV: return qkv(layer, item, input(layer, kind, phase, bench), bench);
                 case kAttend:
                     return attention->run(item, k, m.q_.data(), layer.k_cache, layer.v_cache, m.kv_slots, s.kv, s.scale, m.attended_.data(),
-                                          bench.scratch.data());
+                                          bench.scratch.data(), [&](int row, int head, int heads) {
+                                              if (!by_head) return;
+                                              const int at = head * s.dim, all = width(kO);
+                                              m.input_.fill(k, size_t(row), at, m.attended_.data() + size_t(row) * all + at, heads * s.dim, all,
+                                                            m.forms(layer, kO));
+                                          });
                 case kO: return accumulate(layer.o, item, input(layer, kind, phase, bench), {});
                 case kGateUp: return gate_up(layer, item, input(layer, kind, phase, bench), bench);
                 default:
@@ -277,7 +294,7 @@ private:
         int tiles_of_item(const Matrix& w) const {
             if (b.rows >= 64) return 4;
             const int size = std::max(1, std::min(8, w.tiles() / (6 * m.threads_->count())));
-            return few || size < 2 ? size : size / 2 * 2;
+            return few ? size : std::max(2, size / 2 * 2);
         }
         int groups(const Matrix& w) const { return blocks(w.tiles(), tiles_of_item(w)); }
 
@@ -308,7 +325,7 @@ private:
         }
 
         Input& input(const LayerWeights& layer, Phase phase, int number, Bench& bench) {
-            if (!few) return m.input_;
+            if (!few) return phase == kDown ? m.between_ : m.input_;
             const long tag = long(serial) << 16 | number;
             if (bench.prepared != tag) {
                 bench.input.reserve(size_t(b.rows), width(phase), m.forms(layer, phase));
@@ -385,9 +402,13 @@ private:
             kv.end = behind;
             k.matmul(layer.up, begin, end, from.rows(layer.up, size_t(first), count), bench.other.data() - size_t(begin) * kLanes, stride,
                      false, meanwhile);
-            for (int r = 0; r < count; r++)
-                k.silu_mul(bench.wide.data() + size_t(r) * stride, bench.other.data() + size_t(r) * stride, n,
-                           m.inner_.data() + size_t(first + r) * s.inner + size_t(begin) * kLanes);
+            const unsigned wanted = m.forms(layer, kDown);
+            for (int r = 0; r < count; r++) {
+                const size_t row = size_t(first + r), at = size_t(begin) * kLanes;
+                float* const gated = few ? m.inner_.data() + row * s.inner + at : bench.wide.data() + size_t(r) * stride;
+                k.silu_mul(bench.wide.data() + size_t(r) * stride, bench.other.data() + size_t(r) * stride, n, gated);
+                if (!few) m.between_.fill(k, row, int(at), gated, n, s.inner, wanted);
+            }
         }
 
         // What the next layer attends to, shared out among the items of two phases so that mostly the thread which fetches it also attends to it.
@@ -420,7 +441,7 @@ private:
         const Shape& s;
         unsigned serial;
         int unit, q_units, kv_units, row_blocks, block, row_item;
-        bool few;
+        bool few, by_head;
         std::vector<Plan> plans;
         Attention* attention = nullptr;
     };
@@ -489,7 +510,7 @@ private:
     const Kernels& kernels_;
     std::vector<Bench> benches_;
     std::vector<float> x_, q_, attended_, inner_;
-    Input input_;
+    Input input_, between_;  // between_: of the last matrix of a layer
     Attention::Arena arena_;
     unsigned jobs_ = 0;
 };

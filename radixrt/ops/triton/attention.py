@@ -237,7 +237,7 @@ def tile_shape(height: int, share: int, dim: int, plain: bool, sizes: tuple[int,
     padded, (of_queries, of_cache) = triton.next_power_of_2(dim), sizes
     plain = plain and of_queries == of_cache
     if of_queries == 4:
-        rows, keys, warps, stages = min(height, 32), 16, 8, 1
+        rows, keys, warps, stages = min(height, 32 if padded <= 128 else 16), 16, 8, 1
     elif height <= 32:
         # Two blocks of keys and values are on their way, of 32 KiB each, and three programs run on a multiprocessor.
         rows, keys, warps, stages = height, min(128, 8192 // padded), 4, 5
@@ -324,8 +324,12 @@ _KINDS = {  # of the queries, and of the cache
     "fp8": ("bf16", "fp8e4nv"),
     "fp16-fp8": ("fp16", "fp8e4nv"),
     "fp32-fp8": ("fp32", "fp8e4nv"),
+    "bf16-fp16": ("bf16", "fp16"),
     "bf16-fp32": ("bf16", "fp32"),
+    "fp16-bf16": ("fp16", "bf16"),
+    "fp16-fp32": ("fp16", "fp32"),
     "fp32-bf16": ("fp32", "bf16"),
+    "fp32-fp16": ("fp32", "fp16"),
 }
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
 _OFTEN = (  # of the configurations: kind, head size, query heads a key head, what there is besides, height
@@ -340,14 +344,16 @@ _OFTEN = (  # of the configurations: kind, head size, query heads a key head, wh
 def _launched() -> Iterator[tuple[str, int, int, str]]:
     """Kinds, head sizes, query heads a key head and what there is besides, as models have them."""
     for features in ("", _EVERYTHING):
+        scaled = f"{features}-scales".lstrip("-")  # a cache in fp8 has scales or not
         yield from ((kind, dim, 4, features) for kind in list(_KINDS)[:4] for dim in _DIMS)
+        yield from (("fp8", dim, 4, scaled) for dim in _DIMS)
         yield from (("bf16", dim, 7, features) for dim in _DIMS)  # no power of two
-        yield from (("fp8", dim, 7, features) for dim in (64, 128))
+        yield from (("fp8", dim, 7, scaled) for dim in (64, 128))
         for dim in (64, 128, 256):  # many to one
-            yield from ((kind, dim, 48, features) for kind in ("bf16", "fp8", "fp32"))
-            yield from ((kind, dim, 71, features) for kind in ("bf16", "fp32"))
+            yield from ((kind, dim, share, features) for kind in ("bf16", "fp32") for share in (48, 71))
+            yield ("fp8", dim, 48, scaled)
         for kind in list(_KINDS)[4:]:
-            yield from ((kind, dim, 4, features) for dim in (128, 256))
+            yield from ((kind, dim, 4, scaled if "fp8" in kind else features) for dim in (128, 256))
     yield from (("bf16", 64, 8, features) for features in ("sinks", "window-sinks"))  # gpt-oss
     yield from (("bf16", 256, 2, features) for features in ("cap", "window-cap", "window"))  # gemma
     yield from (
@@ -373,8 +379,8 @@ def _tiles(kind: str, dim: int, share: int, features: str, height: int) -> Itera
     numbers = "q_stride q_head_stride slot_stride kv_head_stride scale_stride values_scale heads window"
     types |= {"q": "*" + q, "out": "*" + q, "scale": "fp32", "softcap": "fp32"}
     types |= dict.fromkeys(numbers.split(), "i32")
-    has = {name: name.lower() in features for name in ("WINDOW", "SINKS")}
-    has |= {"SOFTCAP": "cap" in features, "SCALES": "fp8" in kind, "PRECISE": q == "fp32"}
+    has = {name: name.lower() in features for name in ("WINDOW", "SINKS", "SCALES")}
+    has |= {"SOFTCAP": "cap" in features, "PRECISE": q == "fp32"}
     plain, sizes = not (has["WINDOW"] or has["SOFTCAP"]), (_BYTES[q], _BYTES[cache])
     absent = [*([] if has["SINKS"] else ["sinks"]), *([] if has["SCALES"] else ["kv_scales"])]
     for target in TARGETS:

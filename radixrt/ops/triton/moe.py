@@ -226,8 +226,9 @@ _FORMS = (  # FORM, MIDDLE, GROUP, the columns of whole tiles, whether they have
     ("int4", -1, 128, 128, True), ("int8", -1, 128, 128, True),
 )  # fmt: skip
 _RARER = (  # other groups, and numbers of columns that allow no larger tile
-    ("dense", 0, 0, 64, False), ("dense", 0, 0, 16, False), ("int4", -1, 64, 64, True), ("int4", 8, 32, 32, True),
-    ("int4", 8, 0, 128, False), ("int8", 128, 32, 32, True), ("int8", 128, 0, 64, False), ("fp8", 0, 0, 16, False),
+    ("dense", 0, 0, 64, False), ("dense", 0, 0, 16, False), ("int4", 8, 128, 128, False), ("int4", 8, 128, 128, True),
+    ("int4", -1, 64, 64, True), ("int4", 8, 32, 32, True), ("int4", 8, 0, 128, False), ("int8", 128, 128, 128, False),
+    ("int8", 128, 32, 32, True), ("int8", 128, 0, 64, False), ("fp8", 0, 0, 16, False), ("fp8", 0, 0, 64, False),
     ("fp8", 0, 128, 64, False),
 )  # fmt: skip
 
@@ -238,13 +239,15 @@ def configurations() -> Iterator[Ahead]:
         for form in _FORMS if dtype is not torch.bfloat16 else (*_FORMS, *_RARER):
             for each in (1,) if dtype is torch.float32 else (1, 64, 128, 256)[: 4 if form[0] == "dense" else 3]:
                 tile = tile_of(each, 1, form[3], dtype, form[0] != "dense")
-                for kind in (*GATED, "") if form[0] == "dense" else ("silu", ""):
+                for kind in (*GATED, "") if form[0] == "dense" or form == _FORMS[1] else ("silu", ""):
                     for bias in {"": (False, True), "swiglu_oai": (True,)}.get(kind, (False,)):
                         if form[0] == "dense" or not bias:
                             yield _ahead(name, *form, str(each), tile, kind, bias)
     dense = ("bf16", "dense", 0, 0)
     for kind in ("silu", ""):  # columns that no tile divides; and rows in blocks of a packed matrix beside it
-        yield _ahead(*dense, 32, False, "odd", tile_of(1, 1, 32, torch.bfloat16, False), kind, False, whole=False)
+        for each in (1, 64, 128, 256):
+            tile = tile_of(each, 1, 32, torch.bfloat16, False)
+            yield _ahead(*dense, 32, False, f"odd-{each}", tile, kind, False, whole=False)
         beside = replace(tile_of(256, 1, 128, torch.bfloat16, False), bm=64)
         yield _ahead(*dense, 128, False, "beside", beside, kind, False)
     for size, count in ((16, 8), (1024, 128), (1024, 512)):
@@ -290,5 +293,6 @@ def _ahead(
         divisible=("N", "K") if whole else (),
         often=(name, step, ordered, bias) == ("bf16", 128, False, False)
         and kind in ("silu", "")
-        and (form, group, rows) in {("dense", 0, "1"), ("dense", 0, "256"), ("int4", 128, "128"), ("fp8", 128, "128")},
+        and (form, middle, group, rows)
+        in {("dense", 0, 0, "1"), ("dense", 0, 0, "256"), ("int4", -1, 128, "128"), ("fp8", 0, 128, "128")},
     )

@@ -111,7 +111,7 @@ def configurations() -> Iterator[Ahead]:
     """What the functions above launch."""
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     for name in kinds:
-        for width in (128, 2880, 4096, 16384):
+        for width in (128, 576, 2880, 4096, 8192, 16384, 32768):
             often = name == "bf16" and width in (128, 4096, 16384)
             yield _ahead_norm(f"rms-{name}-{width}", name, width, often)
             if width > 128:
@@ -133,21 +133,25 @@ def configurations() -> Iterator[Ahead]:
                     often=name == "bf16" and halves,
                 )
         for dim, half in ((64, 32), (80, 16), (80, 40), (96, 48), (128, 64), (256, 128)):
-            for cache in (name, "u8"):
+            for cache, scaled in ((name, False), ("u8", False), ("u8", True)):
                 for normed in (False, True):
-                    often = name == "bf16" and dim in (80, 128, 256) and half != 40 and normed == (cache == "u8")
-                    yield _ahead_rope(name, cache, dim, half, normed, often)
-        yield Ahead(
-            name=f"store-{name}",
-            kernel=_store,
-            types={
-                "cache": f"*{name}", "slots": "*i64", "rows": f"*{name}", "width": "i32", "cache_row": "i32",
-                "rows_row": "i32",
-            },
-            constants={"BLOCK": _COLUMNS},
-            divisible=("width", "cache_row", "rows_row"),
-            often=name == "bf16",
-        )  # fmt: skip
+                    often = name == "bf16" and dim in (80, 128, 256) and half != 40
+                    often &= normed == scaled == (cache == "u8")
+                    yield _ahead_rope(name, cache, dim, half, normed, scaled, often)
+        for cache in (*kinds, "u8"):
+            if cache not in (name, "u8"):
+                yield _ahead_rope(name, cache, 128, 64, False, False, False)
+            yield Ahead(
+                name=f"store-{name}{'' if cache == name else '-to-' + _shown(cache)}",
+                kernel=_store,
+                types={
+                    "cache": f"*{cache}", "slots": "*i64", "rows": f"*{name}", "width": "i32", "cache_row": "i32",
+                    "rows_row": "i32",
+                },
+                constants={"BLOCK": _COLUMNS},
+                divisible=("width", "cache_row", "rows_row"),
+                often=cache == name == "bf16",
+            )  # fmt: skip
 
 
 def _ahead_norm(
@@ -166,7 +170,7 @@ def _ahead_norm(
     return Ahead(name, _norm, types, constants, warps, divisible=sizes[2:], often=often)
 
 
-def _ahead_rope(dtype: str, cache: str, dim: int, half: int, normed: bool, often: bool) -> Ahead:
+def _ahead_rope(dtype: str, cache: str, dim: int, half: int, normed: bool, scaled: bool, often: bool) -> Ahead:
     strides = (
         "q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "keys_slot", "keys_head", "values_slot",
         "values_head", "cos_token", "sin_token",
@@ -176,15 +180,19 @@ def _ahead_rope(dtype: str, cache: str, dim: int, half: int, normed: bool, often
     types |= dict.fromkeys(("heads", "kv_heads", *strides, "k_scale_step", "v_scale_step"), "i32")
     constants: dict[str, Any] = {"DIM": dim, "HALF": half, **_rope_blocks(dim, half)}
     for key, kind, given in (
-        ("q_norm", dtype, normed), ("k_norm", dtype, normed), ("k_scale", "fp32", cache == "u8"),
-        ("v_scale", "fp32", cache == "u8"),
+        ("q_norm", dtype, normed), ("k_norm", dtype, normed), ("k_scale", "fp32", scaled), ("v_scale", "fp32", scaled),
     ):  # fmt: skip
         if given:
             types[key] = f"*{kind}"
         else:
             constants[key] = None
-    name = f"rope-{dtype}-{dim}-{2 * half}{'-fp8' if cache == 'u8' else ''}{'-normed' if normed else ''}"
+    name = f"rope-{dtype}-{dim}-{2 * half}{'' if cache == dtype else '-to-' + _shown(cache)}"
+    name += f"{'-scales' if scaled else ''}{'-normed' if normed else ''}"
     return Ahead(name, _rope_store, types, constants, divisible=strides[:10], often=often)
+
+
+def _shown(cache: str) -> str:
+    return "fp8" if cache == "u8" else cache
 
 
 def _normed(

@@ -477,7 +477,10 @@ def _select(
 
 
 def configurations() -> Iterator[Ahead]:
-    """What ``draw`` launches, for vocabularies of 131072 and of 262208 tokens."""
+    """What ``draw`` launches, for vocabularies of 131072 and of 262208 tokens.
+
+    Rows are greedy, drawn, or filtered; float32 logits, which are what models give, with masks and without.
+    """
     pointers = {
         "masks": "*i32", "mask_rows": "*i32", "temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32",
         "chances": "*fp64", "part_best": "*fp32", "part_token": "*i32", "part_sum": "*i64", "tally": "*i32", "values": "*fp32",
@@ -487,15 +490,16 @@ def configurations() -> Iterator[Ahead]:
     sizes = {"BINS": _BINS, "CANDIDATES": _CANDIDATES, "BLOCK": _BLOCK, "WAYS": _THRESHOLDS, "PART": _PART}
 
     def ahead(
-        name: str, kernel: Any, logits: str, warps: int, parts: int, absent: tuple[str, ...] = (), **constants: int
+        name: str, kernel: Any, logits: str, warps: int, parts: int, without: tuple[str, ...], **constants: int
     ) -> Ahead:
         constants |= sizes | {"PARTS": parts, "PARTS_BLOCK": triton.next_power_of_2(parts)}
         names = kernel.arg_names
+        absent = [n for n in without if n in names]
         types = {
             n: t for n, t in ({"logits": f"*{logits}"} | pointers | numbers).items() if n in names and n not in absent
         }
         known = {n: v for n, v in constants.items() if n in names} | dict.fromkeys(absent)
-        often = logits == "fp32" and parts == 32
+        often = logits == "fp32" and parts == 32 and (not without or name == "survey-greedy-fp32-32-bare")
         return Ahead(
             name, kernel, types, known, warps, divisible=("stride", "mask_stride", "vocab"), often=often
         )  # fmt: skip
@@ -509,14 +513,18 @@ def configurations() -> Iterator[Ahead]:
         {"EDITORS": _EDITORS, "BLOCK": 128},
         divisible=("stride",),
     )  # fmt: skip
-    greedy = ("masks", "mask_rows", "temperature", "part_sum", "tally")
-    for logits in ("fp32", "bf16", "fp16"):
-        for parts in (32, 65):
-            size = f"{logits}-{parts}"
-            yield ahead(f"survey-{size}", _survey, logits, 8, parts)
-            yield ahead(f"survey-greedy-{size}", _survey, logits, 8, parts, greedy)
-            yield ahead(f"tally-{size}", _tally, logits, 8, parts)
-            yield ahead(f"gather-{size}", _gather, logits, 8, parts)
-            yield ahead(f"settle-{size}", _settle, logits, 8, parts)
-            yield ahead(f"select-{size}", _select, logits, 4, parts, WHOLE=False)
-            yield ahead(f"select-whole-{size}", _select, logits, 16, parts, WHOLE=True)
+    unmasked = ("masks", "mask_rows")
+    unfiltered = ("top_k", "top_p", "min_p", "tally")
+    greedy = (*unfiltered, "temperature", "chances", "part_sum")
+    for logits, parts, bare in (
+        (logits, parts, bare)
+        for logits in ("fp32", "bf16", "fp16") for parts in (32, 65) for bare in ((), unmasked) if logits == "fp32" or not bare
+    ):  # fmt: skip
+        size = f"{logits}-{parts}{'-bare' if bare else ''}"
+        for kind, less in (("", ()), ("-drawn", unfiltered), ("-greedy", greedy)):
+            yield ahead(f"survey{kind}-{size}", _survey, logits, 8, parts, (*bare, *less))
+            yield ahead(f"settle{kind}-{size}", _settle, logits, 8, parts, (*bare, *less))
+        yield ahead(f"tally-{size}", _tally, logits, 8, parts, bare)
+        yield ahead(f"gather-{size}", _gather, logits, 8, parts, bare)
+        yield ahead(f"select-{size}", _select, logits, 4, parts, bare, WHOLE=False)
+        yield ahead(f"select-whole-{size}", _select, logits, 16, parts, bare, WHOLE=True)
