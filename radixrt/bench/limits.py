@@ -2,7 +2,7 @@
 
     decode, one sequence    bytes of weights, keys and values read, of the bandwidth of reading memory
     decode, 16 sequences    operations, of the peaks of the arithmetic they are done in: matrices of quantized weights in 8-bit dot products,
-    prefill, 2,048 tokens   attention (and float weights) in float32
+    prefill, 2,048 tokens   attention to int16 keys and values in 16-bit ones, everything else in float32
 
 A share is the time the machine needs at its limits, of the time that was measured.
 
@@ -41,12 +41,13 @@ class Limits:
     threads: int
     read: float  # bytes
     int8: float  # operations: a multiplication and an addition are two
+    int16: float
     float32: float
 
     def __str__(self) -> str:
         return (
-            f"{self.variant}, {self.threads} threads: read {self.read / 1e9:.1f} GB/s, 8-bit dot products "
-            f"{self.int8 / 1e9:,.0f} Gops/s, float32 {self.float32 / 1e9:,.0f} GFLOP/s"
+            f"{self.variant}, {self.threads} threads: read {self.read / 1e9:.1f} GB/s, dot products in 8 bits "
+            f"{self.int8 / 1e9:,.0f} and in 16 {self.int16 / 1e9:,.0f} Gops/s, float32 {self.float32 / 1e9:,.0f} GFLOP/s"
         )
 
 
@@ -71,13 +72,13 @@ def measure_limits(threads: int, repeats: int = 3) -> Limits:
     if native is None:
         raise InvalidRequest("limits", ": cannot be measured, the native kernels were not built")
     buffers = [np.ones(_BUFFER, dtype=np.uint8) for _ in range(threads)]
-    best: dict[str, float] = {"read": 0.0, "int8": 0.0, "float32": 0.0}
+    best: dict[str, float] = {"read": 0.0, "int8": 0.0, "int16": 0.0, "float32": 0.0}
     variant = ""
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(repeats):
             found = list(pool.map(native.peaks, buffers))
             variant = found[0]["variant"]
-            rates = {name: sum(one[name] for one in found) for name in ("int8", "float32")}
+            rates = {name: sum(one[name] for one in found) for name in ("int8", "int16", "float32")}
             started = time.perf_counter()
             list(pool.map(lambda buffer: [native.read(buffer) for _ in range(_READS)], buffers))
             rates["read"] = threads * _READS * _BUFFER / (time.perf_counter() - started)
@@ -115,10 +116,11 @@ def measure_shares(engine: Engine, limits: Limits, repeats: int = 3) -> list[Sha
 
     per_token = engine.model_info.kv_bytes_per_token
     matrix_peak = limits.int8 if decoder.quantized else limits.float32
+    attention_peak = limits.int16 if engine.model_info.kv_dtype == "int16" else limits.float32
     shares = []
 
     def share(name: str, seconds: float, tokens: int, read: float, multiplied: float, positions: float) -> None:
-        arithmetic = 2.0 * multiplied / matrix_peak + attended(positions) / limits.float32
+        arithmetic = 2.0 * multiplied / matrix_peak + attended(positions) / attention_peak
         shares.append(Share(name, tokens / seconds, read / limits.read / seconds, arithmetic / seconds))
 
     new, length = 64, 64

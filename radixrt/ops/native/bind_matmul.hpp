@@ -288,7 +288,7 @@ inline PyObject* store_tiles(PyObject*, PyObject* args) {
     return out;
 }
 
-// peaks(buffer) -> {"variant": name, "int8": ops a second, "float32": ops a second, "read": bytes a second} of this thread
+// peaks(buffer) -> {"variant": name, "int8", "int16": ops a second, "float32": ops a second, "read": bytes a second} of this thread
 inline PyObject* peaks(PyObject*, PyObject* args) {
     using namespace binding;
     PyObject* object;
@@ -298,7 +298,7 @@ inline PyObject* peaks(PyObject*, PyObject* args) {
     const size_t bytes = size_t(memory.bytes()) / 4096 * 4096;
     if (bytes < 16384) return PyErr_Format(PyExc_ValueError, "buffer: %zd bytes are too few to measure reading", memory.bytes());
     const Limits* limits = best_limits();
-    double dots = 0, fmas = 0, read = 0;
+    double dots = 0, pairs = 0, fmas = 0, read = 0;
     Py_BEGIN_ALLOW_THREADS;
     const auto rate = [](auto&& work) {  // the best of several
         double best = 0;
@@ -312,6 +312,7 @@ inline PyObject* peaks(PyObject*, PyObject* args) {
     alignas(64) static const float x[64] = {};
     const auto* raw = reinterpret_cast<const uint8_t*>(x);
     dots = rate([&] { return limits->dots(1 << 20, raw, reinterpret_cast<const int8_t*>(x)); });
+    pairs = rate([&] { return limits->pairs(1 << 20, raw, reinterpret_cast<const int16_t*>(x)); });
     fmas = rate([&] { return limits->fmas(1 << 20, x); });
     int32_t sink = 0;
     read = rate([&] {
@@ -319,7 +320,7 @@ inline PyObject* peaks(PyObject*, PyObject* args) {
         return bytes - 8192;
     });
     Py_END_ALLOW_THREADS;
-    return Py_BuildValue("{s:s,s:d,s:d,s:d}", "variant", limits->name, "int8", dots, "float32", fmas, "read", read);
+    return Py_BuildValue("{s:s,s:d,s:d,s:d,s:d}", "variant", limits->name, "int8", dots, "int16", pairs, "float32", fmas, "read", read);
 }
 
 // read(buffer): reads it once, for measuring

@@ -23,7 +23,7 @@ namespace radixrt::avx2 {
 #include "limits_impl.hpp"
 
 extern const Kernels kernels = {"avx2", quantize, matmul, rms_norm, rope, silu_mul, store_kv, store_tile, store_query, attend, merge, finish, largest, weigh};
-extern const Limits limits = {"avx2", limit_dots, limit_fmas, limit_read};
+extern const Limits limits = {"avx2", limit_dots, limit_pairs, limit_fmas, limit_read};
 
 }  // namespace radixrt::avx2
 #if defined(__clang__)

@@ -23,7 +23,7 @@ namespace radixrt::avx512 {
 #include "limits_impl.hpp"
 
 extern const Kernels kernels = {"avx512", quantize, matmul, rms_norm, rope, silu_mul, store_kv, store_tile, store_query, attend, merge, finish, largest, weigh};
-extern const Limits limits = {"avx512", limit_dots, limit_fmas, limit_read};
+extern const Limits limits = {"avx512", limit_dots, limit_pairs, limit_fmas, limit_read};
 
 }  // namespace radixrt::avx512
 #if defined(__clang__)

@@ -25,7 +25,7 @@ namespace radixrt::neon {
 #include "limits_impl.hpp"
 
 extern const Kernels kernels = {"neon", quantize, matmul, rms_norm, rope, silu_mul, store_kv, store_tile, store_query, attend, merge, finish, largest, weigh};
-extern const Limits limits = {"neon", limit_dots, limit_fmas, limit_read};
+extern const Limits limits = {"neon", limit_dots, limit_pairs, limit_fmas, limit_read};
 
 }  // namespace radixrt::neon
 #ifdef RADIXRT_POP

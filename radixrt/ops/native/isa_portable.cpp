@@ -20,6 +20,6 @@ namespace radixrt::portable {
 #include "limits_impl.hpp"
 
 extern const Kernels kernels = {"portable", quantize, matmul, rms_norm, rope, silu_mul, store_kv, store_tile, store_query, attend, merge, finish, largest, weigh};
-extern const Limits limits = {"portable", limit_dots, limit_fmas, limit_read};
+extern const Limits limits = {"portable", limit_dots, limit_pairs, limit_fmas, limit_read};
 
 }  // namespace radixrt::portable

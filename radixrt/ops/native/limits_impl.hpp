@@ -18,6 +18,24 @@ static int64_t limit_dots(int64_t rounds, const uint8_t* weights, const int8_t* 
     return rounds * chains * kLanes * 8;
 }
 
+static int64_t limit_pairs(int64_t rounds, const uint8_t* keys, const int16_t* x) {
+    constexpr int chains = 2 * kRows < 12 ? 6 : 12;
+    const B w = load_bytes(keys);
+    I acc[chains];
+#pragma GCC unroll 16
+    for (int j = 0; j < chains; j++) acc[j] = izero();
+    for (int64_t i = 0; i < rounds; i++) {
+#pragma GCC unroll 16
+        for (int j = 0; j < chains; j++) acc[j] = dot2(acc[j], w, x + 2 * j);
+        __asm__ volatile("" ::: "memory");
+    }
+    int32_t sum = 0;
+#pragma GCC unroll 16
+    for (int j = 0; j < chains; j++) sum += reduce_iadd(acc[j]);
+    __asm__ volatile("" ::"r"(sum));
+    return rounds * chains * kLanes * 4;
+}
+
 static int64_t limit_fmas(int64_t rounds, const float* x) {
     constexpr int chains = 2 * kRows < 12 ? 6 : 12;
     const F w = load(x);
