@@ -230,7 +230,9 @@ class ModelRunner:
     @torch.inference_mode()
     def queue_draw(self, slots: IntArray, rows: Sequence[Row], allowed: Sequence[Bitmask | None]) -> QueuedDraw | None:
         """Like ``draw``, without waiting for the device; ``None``: the operations here cannot, or a row wants log-probabilities."""
-        if not isinstance(self.ops, Drawer) or not rows or any(row.spec.params.logprobs is not None for row in rows):
+        if isinstance(self.decoder, NativeDecoder) or not isinstance(self.ops, Drawer):
+            return None
+        if not rows or any(row.spec.params.logprobs is not None for row in rows):
             return None
         return queue_draw(self.ops, self.logits(slots), wishes_of(rows, self.info.vocab_size), allowed)
 

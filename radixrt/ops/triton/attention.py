@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from radixrt.ops.triton.ahead import TARGETS, Ahead
-from radixrt.ops.triton.linear import fp8_number
+from radixrt.ops.triton.linear import NUMBERS, fp8_number
 from radixrt.ops.triton.plan import FIELDS, HEIGHTS, PaddedPlan, Plan, heights, plan_attention
 from radixrt.ops.weights import FP8
 
@@ -228,19 +228,23 @@ class Shape(NamedTuple):
     stages: int  # the slots' loads take half of them
 
 
-def tile_shape(height: int, share: int, dim: int, plain: bool, sizes: tuple[int, int], capability: int) -> Shape:
+def tile_shape(
+    height: int, share: int, dim: int, plain: bool, types: tuple[torch.dtype, torch.dtype], capability: int
+) -> Shape:
     """The launch of tiles ``height`` rows high with heads of ``dim``, ``share`` of them to a key head.
 
-    ``plain``: without window and soft-cap, which take registers; ``sizes``: bytes of a number of the queries and of the
-    cache. Queries in float32 are for exactness and not for speed.
+    ``plain``: without window and soft-cap, which take registers, as does a cache in another type than the queries';
+    ``types``: of the queries and of the cache. Queries in float32 are for exactness and not for speed.
     """
-    padded, (of_queries, of_cache) = triton.next_power_of_2(dim), sizes
-    plain = plain and of_queries == of_cache
+    padded, (of_queries, of_cache) = triton.next_power_of_2(dim), (type_.itemsize for type_ in types)
+    converted = types[0] is not types[1]
+    plain = plain and not converted
     if of_queries == 4:
         rows, keys, warps, stages = min(height, 32 if padded <= 128 else 16), 16, 8, 1
     elif height <= 32:
         # Two blocks of keys and values are on their way, of 32 KiB each, and three programs run on a multiprocessor.
-        rows, keys, warps, stages = height, min(128, 8192 // padded), 4, 5
+        crowded = padded > 128 and converted and of_cache > 1
+        rows, keys, warps, stages = height, min(128, 8192 // padded), 8 if crowded else 4, 5
     elif height <= 64:
         crowded = padded > 128 or (capability >= 100 and not (plain and dim == padded))
         rows, keys, warps, stages = height, 32 if crowded else 64, 8, 3 if of_cache <= of_queries else 2
@@ -281,10 +285,10 @@ def attention(
     capability = _capability(q.device)
     if k_cache.dtype is FP8 and capability < _HAS_FP8:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
-    plain, sizes = plan.window is None and softcap is None, (q.element_size(), k_cache.element_size())
+    plain, types = plan.window is None and softcap is None, (q.dtype, k_cache.dtype)
     for height, tiles in zip(plan.heights, plan.tiles):
         if len(tiles):
-            shape = tile_shape(height, plan.share, dim, plain, sizes, capability)
+            shape = tile_shape(height, plan.share, dim, plain, types, capability)
             groups, queries = triton.cdiv(plan.share, shape.held), shape.rows // shape.held
             _tile[(kv_heads * groups, len(tiles), triton.cdiv(height // plan.share, queries))](
                 q, k_cache, v_cache, out, partial, sums, tiles, plan.listed, plan.positions, plan.slots,
@@ -331,7 +335,7 @@ _KINDS = {  # of the queries, and of the cache
     "fp32-bf16": ("fp32", "bf16"),
     "fp32-fp16": ("fp32", "fp16"),
 }
-_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
+_TYPES = {name: dtype for dtype, name in NUMBERS.items()} | {"fp8e4nv": FP8}
 _OFTEN = (  # of the configurations: kind, head size, query heads a key head, what there is besides, height
     *(("bf16", 128, 4, "", height) for height in HEIGHTS),
     ("bf16", 256, 4, _EVERYTHING, 128),
@@ -352,6 +356,8 @@ def _launched() -> Iterator[tuple[str, int, int, str]]:
         for dim in (64, 128, 256):  # many to one
             yield from ((kind, dim, share, features) for kind in ("bf16", "fp32") for share in (48, 71))
             yield ("fp8", dim, 48, scaled)
+        for dim in (128, 256):  # 32 rows at least
+            yield from ((kind, dim, 24, features) for kind in ("bf16", "fp8"))
         for kind in list(_KINDS)[4:]:
             yield from ((kind, dim, 4, scaled if "fp8" in kind else features) for dim in (128, 256))
     yield from (("bf16", 64, 8, features) for features in ("sinks", "window-sinks"))  # gpt-oss
@@ -381,10 +387,10 @@ def _tiles(kind: str, dim: int, share: int, features: str, height: int) -> Itera
     types |= dict.fromkeys(numbers.split(), "i32")
     has = {name: name.lower() in features for name in ("WINDOW", "SINKS", "SCALES")}
     has |= {"SOFTCAP": "cap" in features, "PRECISE": q == "fp32"}
-    plain, sizes = not (has["WINDOW"] or has["SOFTCAP"]), (_BYTES[q], _BYTES[cache])
+    plain = not (has["WINDOW"] or has["SOFTCAP"])
     absent = [*([] if has["SINKS"] else ["sinks"]), *([] if has["SCALES"] else ["kv_scales"])]
     for target in TARGETS:
-        shape = tile_shape(height, share, dim, plain, sizes, target)
+        shape = tile_shape(height, share, dim, plain, (_TYPES[q], _TYPES[cache]), target)
         stored = "*u8" if "fp8" in kind and target < _HAS_FP8 else "*" + cache
         yield Ahead(
             name="-".join(filter(None, ("tile", kind, str(dim), str(height), f"{share}to1", features, str(target)))),

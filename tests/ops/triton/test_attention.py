@@ -134,9 +134,12 @@ def test_any_number_of_heads_shares_a_key_head(heads: int, kv_heads: int) -> Non
     compare(batch(paged([150, 40, 3], 1), [1, 9, 3], heads, kv_heads, 64))
 
 
-@pytest.mark.parametrize("share", [71, 150])
-def test_many_heads_share_a_key_head_in_tall_tiles(share: int) -> None:
-    compare(batch(paged([150, 40], 1), [1, 9], 2 * share, 2, 64, torch.float16), sinks=True)
+@pytest.mark.parametrize(
+    ("share", "dim", "dtype"),
+    [(71, 64, torch.float16), (150, 64, torch.float16), (20, 256, torch.float32), (40, 256, torch.float32)],
+)
+def test_the_heads_of_a_key_head_are_those_of_several_programs(share: int, dim: int, dtype: torch.dtype) -> None:
+    compare(batch(paged([150, 40], 1), [1, 9], 2 * share, 2, dim, dtype), sinks=True)
 
 
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 100, 1000])
