@@ -73,7 +73,7 @@ class Engine:
             self.tokenizer: Tokenizer = checkpoint.tokenizer(template)
             self._runner = ModelRunner(self.config, checkpoint, lambda done, total: bar.update(done, total=total))
         self._info = self._runner.info
-        self._pool = PagePool(self._runner.pages, self.config.page_size)
+        self._pool = PagePool(self._runner.pages, self.config.page_size, self._runner.cluster)
         self._tree = None if self.config.disable_radix_cache else RadixTree(self.config.page_size)
         self._scheduler = Scheduler(
             self._pool,

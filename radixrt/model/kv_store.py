@@ -72,6 +72,11 @@ def bytes_per_token(config: KVShape, dtype: torch.dtype, kv_dtype: torch.dtype) 
     return 2 * config.num_layers * config.num_kv_heads * head + config.hidden_size * dtype.itemsize
 
 
+def pages_together(kv_dtype: torch.dtype, page_size: int) -> int:
+    """Pages whose keys and values lie together, so that one sequence should have them all."""
+    return _TILE // page_size if kv_dtype is torch.int16 and _TILE % page_size == 0 else 1
+
+
 def _elements(config: KVShape, kv_dtype: torch.dtype) -> int:
     """Of one head in one slot."""
     if kv_dtype is torch.int16:

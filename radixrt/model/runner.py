@@ -20,7 +20,7 @@ from radixrt.model.draw import Drawer, QueuedDraw, queue_draw
 from radixrt.model.gguf_names import ARCHITECTURES
 from radixrt.model.graphs import DecodeGraphs, FixedPlans, StepPlan, graph_sizes, record_cuda
 from radixrt.model.hooked_decoder import HookedDecoder, is_hooked, load_hooked
-from radixrt.model.kv_store import KVStore, bytes_per_token
+from radixrt.model.kv_store import KVStore, bytes_per_token, pages_together
 from radixrt.model.memory import pool_tokens, step_bytes
 from radixrt.model.native_decoder import UNSETTLED, NativeDecoder
 from radixrt.model.rope import longest_context
@@ -155,7 +155,7 @@ class ModelRunner:
         if config.compile:
             self._compile(self.decoder)
         self._graphs = self._record(config, max_len) if config.cuda_graphs else None
-        self.pages = pages
+        self.pages, self.cluster = pages, pages_together(kv_dtype, config.page_size)
         self.ahead = config.overlap if config.overlap is not None else self.ops.device.type == "cuda"
         self.device: Device
         if self.ops.device.type == "cuda":

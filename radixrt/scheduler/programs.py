@@ -137,7 +137,7 @@ class Programs:
         """``sequence`` ended, wherever it was."""
         waited = self._unqueue(sequence.uid)
         program = self._of(sequence)
-        if program is None or sequence.uid not in program.uids:
+        if program is None:
             return
         program.uids.remove(sequence.uid)
         if not waited:
@@ -224,7 +224,9 @@ class Programs:
     # ---- inside
 
     def _of(self, sequence: Sequence) -> Program | None:
-        return None if sequence.hint is None else self._programs.get(sequence.hint.program)
+        """The program that has this sequence: not another one of the same id, after its own was ended."""
+        program = None if sequence.hint is None else self._programs.get(sequence.hint.program)
+        return program if program is not None and sequence.uid in program.uids else None
 
     def _unqueue(self, uid: int) -> bool:
         return any(queue.pop(uid, None) is not None for queue in (self.plain, self.following, self.new))

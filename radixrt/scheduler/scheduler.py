@@ -290,17 +290,12 @@ class Scheduler:
             if not self._reclaim() and not (len(self.running) == 1 and self.leases.give_up()):
                 self._preempt(self._victim())
         if full:
-            size = self.pool.page_size
             run = _RUN if self._available() > _ROOMY * _RUN * len(self.running) else 1
             pages = [self.pool.pages_for(min(run, s.limit - s.owned)) for s in full]
             if not self._make_room(sum(pages)):
                 pages = [1] * len(full)
-            fresh = self.pool.alloc(sum(pages))
-            at = 0
             for sequence, count in zip(full, pages, strict=True):
-                sequence.put_slots(sequence.owned, fresh[at : at + count * size])
-                sequence.owned += count * size
-                at += count * size
+                sequence.extend(self.pool, count)
         for sequence in decodes:
             plan[sequence.uid] = (sequence, sequence.end)
         return len(decodes) + (self._draft(decodes) if not ahead else 0)
@@ -328,8 +323,7 @@ class Scheduler:
             tokens = drafter.propose(sequence.tokens[: sequence.size], sequence.accepted, most, share, *place)
             pages = self.pool.pages_for(sequence.size + len(tokens)) - sequence.owned // size
             if pages > 0 and self._make_room(pages):
-                sequence.put_slots(sequence.owned, self.pool.alloc(pages))
-                sequence.owned += pages * size
+                sequence.extend(self.pool, pages)
             sequence.draft(tokens[: sequence.owned - sequence.size])
             left -= sequence.drafts
         return room - left
@@ -367,8 +361,7 @@ class Scheduler:
         if pages > 0:
             if not self._make_room(pages):
                 raise RuntimeError("pages counted as available could not be freed")
-            sequence.put_slots(sequence.owned, self.pool.alloc(pages))
-            sequence.owned += pages * self.pool.page_size
+            sequence.extend(self.pool, pages)
         self._grow_tree(sequence, end, fresh=True)
         plan[sequence.uid] = (sequence, end)
         return count
@@ -523,9 +516,13 @@ class Scheduler:
 
     def _make_room(self, pages: int) -> bool:
         """Evict until ``pages`` pages are free; False where the tree has not enough that nobody holds."""
-        missing = pages - self.pool.free_pages
-        if missing > 0 and self.tree is not None and self.tree.evictable_tokens >= missing * self.pool.page_size:
-            for slots in self.tree.evict(missing * self.pool.page_size):
+        size = self.pool.page_size
+        missing, wanted = (pages - self.pool.free_pages) * size, self.pool.shortage(pages) * size
+        if self.tree is not None and wanted > 0 and self.tree.evictable_tokens >= missing:
+            spare = (
+                self.tree.evictable_tokens - self.tree.held_tokens
+            )  # what is kept for a program is no price for order
+            for slots in self.tree.evict(max(missing, min(wanted, spare))):
                 self.pool.free(slots)
         return self.pool.free_pages >= pages
 

@@ -34,7 +34,7 @@ from enum import Enum
 
 import numpy as np
 
-from radixrt.cache.page_pool import IntArray
+from radixrt.cache.page_pool import IntArray, PagePool
 from radixrt.cache.radix_tree import Node
 from radixrt.scheduler.drafts import Drafter
 from radixrt.scheduler.hints import ProgramHint
@@ -174,6 +174,12 @@ class Sequence:
             grown = np.empty(min(self.limit, max(size, 2 * self.size)), dtype=np.int32)
             grown[: self.size] = self.tokens[: self.size]
             self.tokens = grown
+
+    def extend(self, pool: PagePool, pages: int) -> None:
+        """Take so many free pages behind those it has, near to them where that can be had."""
+        behind = int(self.slots[self.owned - 1]) if self.owned else -1
+        self.put_slots(self.owned, pool.alloc(pages, behind))
+        self.owned += pages * pool.page_size
 
     def put_slots(self, at: int, slots: IntArray) -> None:
         """Name the slots of the tokens from position ``at`` on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 
 import pytest
@@ -61,13 +60,27 @@ def test_operations_are_those_of_sets(p: str, q: str) -> None:
     assert ~(a | b) == ~a & ~b and a - b == a & ~b
 
 
-@settings(max_examples=20 if "CI" in os.environ else 100, deadline=None)  # re takes for ever for some
+def repeated(once: set[str], low: int, high: int | None) -> set[str]:
+    """By sets of short texts: ``re`` takes for ever for some."""
+    found: set[str] = set()
+    turn, seen = {""}, set[frozenset[str]]()
+    for count in itertools.count():
+        if count >= low:
+            found |= turn
+        if count == high or (count >= low and frozenset(turn) in seen):
+            return found & set(SHORT)
+        seen |= {frozenset(turn)} if count >= low else set()
+        turn = {a + b for a in turn for b in once if len(a + b) <= len(SHORT[-1])}
+    raise AssertionError
+
+
+@settings(max_examples=100, deadline=None)
 @given(patterns(), st.integers(0, 3), st.one_of(st.none(), st.integers(0, 3)))
 def test_repetition(p: str, low: int, more: int | None) -> None:
     high = None if more is None else low + more
     counter = f"{{{low},{'' if high is None else high}}}"
     assert made(p).repeat(low, high) == made(f"(?:{p}){counter}")
-    assert texts(made(p).repeat(low, high)) == matched(f"(?:{p}){counter}")
+    assert texts(made(p).repeat(low, high)) == repeated(matched(p), low, high)
 
 
 @settings(max_examples=100, deadline=None)

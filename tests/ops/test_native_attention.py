@@ -370,6 +370,15 @@ def test_nan_stays_with_its_sequence(variant: str, where: str, kind: int, other:
     assert same_bits(out[1:], clean[1:])
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_value_that_is_no_number_is_not_the_matter_of_queries_before_it(variant: str) -> None:
+    batch = make((20,), (line(0, 60),), kind=4)
+    clean = run(batch, variant)
+    batch.v[55, :, -2:] = torch.tensor([float("nan")]).view(torch.int16)
+    out = run(batch, variant)
+    assert same_bits(out[:15], clean[:15]) and out[15:].isnan().all()
+
+
 @pytest.mark.parametrize(
     "change, problem",
     [

@@ -250,3 +250,15 @@ def test_what_a_name_needs_is_learnt_without_what_its_programs_share() -> None:
     late = sequence(6, [*shared, 106, 7, 7], 5, "6")
     scheduler.add(late)
     assert scheduler.programs.need(late) == 8
+
+
+def test_an_id_that_is_used_again_names_another_program() -> None:
+    """What the ended one still has waiting is nobody's, and starts nothing for the new one."""
+    scheduler, kv = make(max_running=1)
+    scheduler.add(sequence(0, [1] * 5, 2, "r"))
+    scheduler.end_program("r")
+    scheduler.add(sequence(1, [2] * 5, 2, "r"))
+    kv.step()
+    scheduler.check_integrity()
+    assert list(scheduler.programs.new) == [1]
+    kv.run()

@@ -90,14 +90,18 @@ public:
     // Blocks of 16 slots of which the batch reads a good part, each once, up to `most`.
     std::vector<uint32_t> blocks(size_t most) const {
         std::vector<uint32_t> found;
-        for (const auto& piece : pieces_)
+        size_t of_span = 0;  // where in `found` those of the span begin, which many sequences may have
+        int span = -1;
+        for (const auto& piece : pieces_) {
+            if (piece.begin / kSpan != span) span = piece.begin / kSpan, of_span = found.size();
             for (int i = 0, n = piece.end - piece.begin, j; i < n; i = j) {
                 const uint32_t block = uint32_t(piece.slots[i]) / kLanes;
                 for (j = i + 1; j < n && uint32_t(piece.slots[j]) / kLanes == block;) j++;
-                if (j - i < kLanes / 4 || (!found.empty() && found.back() == block)) continue;
+                if (j - i < kLanes / 4 || std::find(found.begin() + long(of_span), found.end(), block) != found.end()) continue;
                 if (found.size() == most) return found;
                 found.push_back(block);
             }
+        }
         return found;
     }
 

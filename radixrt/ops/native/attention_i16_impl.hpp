@@ -14,6 +14,7 @@ namespace attention {
 
 struct KeyTile {
     const uint8_t* codes;
+    const uint8_t* soon;  // read after them: the values of these slots, if they lie together too
     const float* scales;
     int position, low, high;   // of lane 0; the positions that it holds
 };
@@ -72,9 +73,13 @@ constexpr int kGathered = 16;  // tiles of a span's keys that are read elsewhere
 
 // The keys of a piece in tiles.
 static int key_tiles(const KVHead& head, const Piece& piece, const Runs& runs, float* gathered, KeyTile* tiles) {
+    static_assert(kGathered * (kRun + 1) >= kSpan, "a run of kRun or more lies between two that are not full");
+    // what is gathered stands behind the rows of all queries, see attend_by_tiles
+    static_assert(kGathered * kLanes + 2 * kLanes <= 5 * kChunk && kGathered * kLanes / 2 <= 2 * kChunk, "Attention::kernel_floats is too little");
     const int padded = whole_lanes(head.dim), least = piece.last - piece.first <= kTile ? 1 : kRun;
     const size_t bytes = tile_bytes(head.dim), scales = size_t(padded) * kLanes * 2;
     const auto* k = static_cast<const uint8_t*>(head.k);
+    const ptrdiff_t values = static_cast<const uint8_t*>(head.v) - k;
     KeyTile* tile = tiles;
     int gathering = kLanes;  // lanes of the last tile, or all where it is not a gathered one
     float* to = nullptr;
@@ -85,7 +90,7 @@ static int key_tiles(const KVHead& head, const Piece& piece, const Runs& runs, f
             const unsigned first = run.slot / kLanes;
             const uint8_t* codes = k + first * bytes;
             for (int at = run.position - int(run.slot % kLanes); at < behind; at += kLanes, codes += bytes)
-                *tile++ = {codes, reinterpret_cast<const float*>(codes + scales), at, at > run.position ? at : run.position,
+                *tile++ = {codes, codes + values, reinterpret_cast<const float*>(codes + scales), at, at > run.position ? at : run.position,
                            at + kLanes < behind ? at + kLanes : behind};
             gathering = kLanes;
             continue;
@@ -96,7 +101,7 @@ static int key_tiles(const KVHead& head, const Piece& piece, const Runs& runs, f
                 gathered += (padded / 2 + 1) * kLanes;
                 const auto* codes = reinterpret_cast<const uint8_t*>(to);
                 const int at = run.position + j;
-                *tile++ = {codes, to + padded / 2 * kLanes, at, at, at};
+                *tile++ = {codes, codes, to + padded / 2 * kLanes, at, at, at};
                 gathering = 0;
             }
             const unsigned slot = run.slot + unsigned(j);
@@ -122,16 +127,16 @@ static inline bool seen_of(const Thing* things, int count, const int32_t* from, 
     return first < last;
 }
 
-// sums[r][c][16]: the products of R queries with the keys of C tiles. values: how far behind the keys the values lie, which are read soon.
+// sums[r][c][16]: the products of R queries with the keys of C tiles.
 template <int R, int C>
-static void dot_tiles(const KeyTile* tiles, int padded, const float* const* q, ptrdiff_t values, int32_t* sums) {
+static void dot_tiles(const KeyTile* tiles, int padded, const float* const* q, int32_t* sums) {
     I acc[R][C];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) acc[r][c] = izero();
-    const uint8_t* key[C];
-    for (int c = 0; c < C; c++) key[c] = tiles[c].codes;
+    const uint8_t *key[C], *soon[C];
+    for (int c = 0; c < C; c++) key[c] = tiles[c].codes, soon[c] = tiles[c].soon;
     const int16_t* x[R];
     for (int r = 0; r < R; r++) x[r] = reinterpret_cast<const int16_t*>(q[r]);
     for (int i = 0; i < padded / 2; i++) {
@@ -139,7 +144,7 @@ static void dot_tiles(const KeyTile* tiles, int padded, const float* const* q, p
 #pragma GCC unroll 4
         for (int c = 0; c < C; c++) codes[c] = load_bytes(key[c] + i * 64);
 #pragma GCC unroll 4
-        for (int c = 0; c < C; c++) __builtin_prefetch(key[c] + values + i * 64, 0, 3);
+        for (int c = 0; c < C; c++) __builtin_prefetch(soon[c] + i * 64, 0, 3);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -152,9 +157,9 @@ static void dot_tiles(const KeyTile* tiles, int padded, const float* const* q, p
 }
 
 template <int R, int C>
-static void score_tiles(const KeyTile* tiles, int padded, const float* const* q, const float* by, ptrdiff_t values, float* out) {
+static void score_tiles(const KeyTile* tiles, int padded, const float* const* q, const float* by, float* out) {
     alignas(64) int32_t sums[R * C * kLanes];
-    dot_tiles<R, C>(tiles, padded, q, values, sums);
+    dot_tiles<R, C>(tiles, padded, q, sums);
     for (int c = 0; c < C; c++) {
         const KeyTile& tile = tiles[c];
         const F scales = load(tile.scales);
@@ -173,17 +178,17 @@ static void score_tiles(const KeyTile* tiles, int padded, const float* const* q,
 
 template <int R>
 static void score_by_tiles(int count, const KeyTile* tiles, int tile_count, int padded, const float* const* q, const float* by,
-                           const int32_t* from, const int32_t* to, ptrdiff_t values, float* out) {
+                           const int32_t* from, const int32_t* to, float* out) {
     if constexpr (R > 1)
-        if (count < R) return score_by_tiles<R - 1>(count, tiles, tile_count, padded, q, by, from, to, values, out);
+        if (count < R) return score_by_tiles<R - 1>(count, tiles, tile_count, padded, q, by, from, to, out);
     int t, last;
     if (!seen_of<R>(tiles, tile_count, from, to, t, last)) return;
-    for (; last - t >= kVectors; t += kVectors) score_tiles<R, kVectors>(tiles + t, padded, q, by, values, out);
+    for (; last - t >= kVectors; t += kVectors) score_tiles<R, kVectors>(tiles + t, padded, q, by, out);
     if constexpr (kVectors == 4)
-        if (last - t == 3) return score_tiles<R, 3>(tiles + t, padded, q, by, values, out);
+        if (last - t == 3) return score_tiles<R, 3>(tiles + t, padded, q, by, out);
     if constexpr (kVectors == 4)
-        if (last - t == 2) return score_tiles<R, 2>(tiles + t, padded, q, by, values, out);
-    if (last - t == 1) score_tiles<R, 1>(tiles + t, padded, q, by, values, out);
+        if (last - t == 2) return score_tiles<R, 2>(tiles + t, padded, q, by, out);
+    if (last - t == 1) score_tiles<R, 1>(tiles + t, padded, q, by, out);
 }
 
 // Scores of a row, of which begin .. end are seen, become the codes of weight times scale of the value, anywhere but for the eight vectors
@@ -204,7 +209,7 @@ static inline float code_row(const float* row, const float* scales, int begin, i
     for (int v = 0; v < kSpanVectors; v++) {
         const F e = two_to(sub(x[v], shift));
         sum = add(sum, e);
-        x[v] = mul(e, load(scales + v * kLanes));
+        x[v] = max(mul(e, load(scales + v * kLanes)), zero());  // 0 also for a value that is NaN, which may not be seen
         high = max(x[v], high);
     }
     part[0] = most;
@@ -333,7 +338,6 @@ static void attend_by_tiles(const KVHead& head, const Piece* pieces, int piece_c
                             const int32_t* to, int count, float scale, float* const* part, float* scratch) {
     const int padded = whole_lanes(head.dim), span = pieces[0].begin / kSpan * kSpan;
     float *rows = scratch + kLanes, *gathered = rows + count * kSpan + kLanes;  // a tile that a run begins in reaches beyond a row
-    const ptrdiff_t values = static_cast<const char*>(head.v) - static_cast<const char*>(head.k);  // read soon after the keys
     float worth[kMostQueries];
     for (int i = 0; i < count; i++) worth[i] = scale * 1.44269504088896341f * q[i][padded / 2];
     Runs found;
@@ -342,7 +346,7 @@ static void attend_by_tiles(const KVHead& head, const Piece* pieces, int piece_c
         KeyTile tiles[kSpan];
         const int n = key_tiles(head, piece, found.of(piece), gathered, tiles);
         for (int i = piece.first; i < piece.last; i += kTile)
-            score_by_tiles<kTile>(piece.last - i, tiles, n, padded, q + i, worth + i, from + i, to + i, values, rows + i * kSpan - span);
+            score_by_tiles<kTile>(piece.last - i, tiles, n, padded, q + i, worth + i, from + i, to + i, rows + i * kSpan - span);
     }
     Run runs[kSpan];
     alignas(64) float around[kSpan + 2 * kLanes];

@@ -82,7 +82,7 @@ static PyObject* attention(PyObject*, PyObject* args) {
     if (threads < 1 || threads > 64) return refuse("threads: must be 1 .. 64");
     if (most_parts < 0) return refuse("most_parts: must be at least 0");
     const size_t slot = size_t(kv_heads) * kv_bytes(KV(kind), dim), slots = size_t(k.view.len) / slot;
-    if (size_t(k.view.len) % slot) return refuse("k: must be [kv_heads, slots, dim] of the kind, for int8 [kv_heads, slots, dim + 4]");
+    if (size_t(k.view.len) % slot) return refuse("k: must be [kv_heads, slots, dim] of the kind, for int8 [kv_heads, slots, dim + 4], for int16 tiles of 16 slots");
     if (KV(kind) == KV::kI16 && slots % kLanes) return refuse("k: int16 needs a multiple of 16 slots");
     if (k.view.len != v.view.len) return refuse("v: must be as large as k");
     size_t rows;

@@ -353,7 +353,7 @@ static PyMethodDef matmul_methods[] = {
     {"silu_mul", silu_mul_row, METH_VARARGS, "silu_mul(variant, gate, up) -> float32 bytes"},
     {"store_kv", store_kv_row, METH_VARARGS, "store_kv(variant, x, kind) -> bytes"},
     {"store_tiles", store_tiles, METH_VARARGS, "store_tiles(variant, x, dim, key) -> bytes: int16 tiles of 16 slots each"},
-    {"peaks", peaks, METH_VARARGS, "peaks(buffer) -> what one thread reaches: int8 and float32 operations, bytes read of buffer, a second"},
+    {"peaks", peaks, METH_VARARGS, "peaks(buffer) -> what one thread reaches: int8, int16 and float32 operations, bytes read of buffer, a second"},
 };
 
 }  // namespace radixrt

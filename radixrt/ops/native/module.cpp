@@ -152,7 +152,7 @@ PyObject* model_new(PyTypeObject* type, PyObject* args, PyObject*) {
         if (s.hidden < 1 || s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads || s.dim < 2 || s.dim % 2 || s.inner < 1 || s.vocab < 1 || slots < 1)
             throw Refused("shape: sizes out of range");
         s.kv = KV(kv);
-        if (s.kv == KV::kI16 && s.dim > kMostDim) throw Refused("dim: kv in int16 has heads of 4,096 elements at most");
+        if (s.kv == KV::kI16 && s.dim > kMostDim) throw Refused("dim=" + std::to_string(s.dim) + ": kv in int16 has heads of 4,096 elements at most");
         auto made = std::make_unique<Owner>();
         made->model = std::make_unique<Model>(Threads::make(threads), kernels, s);
         made->model->embed = made->matrix(embed, "embed", s.vocab, s.hidden);

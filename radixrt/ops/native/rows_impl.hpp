@@ -142,10 +142,7 @@ static void store_kv(const float* from, int n, KV kind, void* to) {
 // span (kWeightCode) and values, are below 2^31.
 constexpr int kValueCode = 2047, kWeightCode = 8191;
 static_assert(int64_t(kValueCode) * kWeightCode * kSpan < int64_t(1) << 31, "");
-static inline int key_code(int dim) {
-    const int most = int(__builtin_sqrt(2147483647.0 / whole_lanes(dim)));
-    return most < 32767 ? most : 32767;
-}
+static inline int key_code(int dim) { return int(__builtin_sqrt(2147483647.0 / whole_lanes(dim))); }
 
 // codes[n, padded with zeros]; returns what they are multiplied with: NaN with anything infinite or NaN, 0 where all is below 1e-30
 static float to_codes(const float* from, int n, int most_code, int16_t* codes) {

@@ -1,6 +1,6 @@
 // Plain data that crosses the borders between the variants: nothing here depends on an instruction set.
 //
-// Everything is computed in float32. Every output element of every kernel is made by the same sequence of floating-point
+// Everything but products of codes is computed in float32. Every output element of every kernel is made by the same sequence of floating-point
 // operations whatever else is computed beside it: a row's result does not depend on the batch it is in.
 #pragma once
 #include <cstddef>
