@@ -185,9 +185,11 @@ class LayerReader:
         return Moe(
             router=self.matrix(router, hidden),
             router_bias=None,
-            gate_up=stacked([self.matrix([(one + gate, inner), (one + up, inner)], hidden) for one in each]),
+            gate_up=stacked(
+                [self.matrix([(one + gate, inner), (one + up, inner)], hidden) for one in each], self._dtype
+            ),
             gate_up_bias=None,
-            down=stacked([self.matrix([(one + down, hidden)], inner) for one in each]),
+            down=stacked([self.matrix([(one + down, hidden)], inner) for one in each], self._dtype),
             down_bias=None,
             shared=shared,
             shared_gate=shared_gate,

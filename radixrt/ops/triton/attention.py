@@ -238,20 +238,25 @@ def tile_shape(
     """
     padded, (of_queries, of_cache) = triton.next_power_of_2(dim), (type_.itemsize for type_ in types)
     converted = types[0] is not types[1]
+    swapped = converted and of_cache == of_queries  # bfloat16 made of float16, or the reverse, by way of float32
     plain = plain and not converted
     if of_queries == 4:
-        rows, keys, warps, stages = min(height, 32 if padded <= 128 else 16), 16, 8, 1
+        # 128 numbers a head: ptxas spills a little to run more programs, with 8 warps for Hopper, with 4 for the others.
+        warps = 4 if padded == 128 and 90 <= capability < 100 else 8
+        rows, keys, stages = min(height, 32 if padded <= 64 else 16), 16, 1
     elif height <= 32:
         # Two blocks of keys and values are on their way, of 32 KiB each, and three programs run on a multiprocessor.
-        crowded = padded > 128 and converted and of_cache > 1
-        rows, keys, warps, stages = height, min(128, 8192 // padded), 8 if crowded else 4, 5
+        keys = min(32 if height == 32 and converted else 128, 8192 // padded)
+        rows, warps, stages = height, 8 if swapped and padded > 128 else 4, 5
     elif height <= 64:
         crowded = padded > 128 or (capability >= 100 and not (plain and dim == padded))
-        rows, keys, warps, stages = height, 32 if crowded else 64, 8, 3 if of_cache <= of_queries else 2
+        keys = (32 if crowded else 64) // (2 if swapped else 1)
+        rows, warps, stages = height, 8, 3 if of_cache <= of_queries else 2
     elif not 90 <= capability < 120:  # no wgmma or tcgen05, or 100 KiB of shared memory
         rows, keys, warps, stages = (128, 32, 8, 5) if padded <= 128 else (64, 32, 8, 3)
     elif padded > 128:
-        rows, keys, warps, stages = 128 if of_cache <= of_queries else 64, 32, 8, 3
+        crowded = of_cache > of_queries or (converted and capability >= 100)
+        rows, keys, warps, stages = 64 if crowded else 128, 32, 8, 3
     else:  # the more keys a step, the fewer times all warps wait for each other
         rows, keys, warps, stages = 128, 128 if plain else 32 if padded <= 64 and capability >= 100 else 64, 8, 3
     return Shape(rows, min(share, rows), keys, warps, stages)

@@ -175,8 +175,10 @@ def tile_of(rows: int, step: int, dtype: torch.dtype, form: str) -> Tile:
     """The tile for so many rows of x; ``step``: the columns that one scale and whole tiles allow."""
     if dtype is torch.float32:
         return Tile(64, 16 if rows <= 16 else 32, min(step, 32), 8, 2)
-    if rows <= 32:
-        return Tile(64, 16 if rows <= 16 else 32, min(step, 64) if form == "int8" else step, 4, 4)
+    if rows <= 16:
+        return Tile(64, 16, min(step, 64) if form == "int8" else step, 4, 4)
+    if rows <= 32:  # 4 bits in groups of 64: what 4 warps spill on Ampere, 8 hold
+        return Tile(64, 32, min(step, 64) if form == "int8" else step, 8 if (form, step) == ("int4", 64) else 4, 4)
     if rows <= 64 or form == "fp8x8":  # whose sums of two scales take the registers of the larger tile
         return Tile(128, 64, min(step, 64), 8, 4)
     return Tile(128, 128, min(step, 64), 8, 3)

@@ -136,17 +136,21 @@ def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def tile_of(tokens: int, count: int, step: int, dtype: torch.dtype, packed: bool) -> Tile:
-    """The tile for so many choices among ``count`` experts: about as many rows as an expert has; packed ones sum in twice the registers."""
-    each = tokens // count
+def tile_of(tokens: int, count: int, step: int, dtype: torch.dtype, packed: bool, kind: str) -> Tile:
+    """The tile for so many choices among ``count`` experts: about as many rows as an expert has.
+
+    Packed experts sum in twice the registers; the masks of columns that no tile divides (``step`` 0) and the ``kind`` of gate
+    that is an error function take many, too.
+    """
+    each, crowded, step = tokens // count, packed or not step or kind == "gelu", step or 32
     if dtype is torch.float32:
         return Tile(64, 16, min(step, 32), 8, 2)
     if each <= 16:
         return Tile(64, 16, step, 4, 4)
     if each <= 64:
         return Tile(128, 32, min(step, 64), 4, 4)
-    if each <= 128 or packed:
-        return Tile(128, 64, min(step, 64), 8 if packed else 4, 4)
+    if each <= 128 or crowded:
+        return Tile(128, 64, min(step, 64), 8 if crowded else 4, 4)
     return Tile(128, 128, min(step, 64), 8, 3)
 
 
@@ -173,8 +177,8 @@ def moe(
     size = tokens * per_token
     gate_up, down = _tiled(gate_up, x.dtype), _tiled(down, x.dtype)
     tiles = [
-        tile_of(size, count, step_of(weight) or 32, x.dtype, not isinstance(weight, torch.Tensor))
-        for weight in (gate_up, down)
+        tile_of(size, count, step_of(weight), x.dtype, not isinstance(weight, torch.Tensor), after)
+        for weight, after in ((gate_up, kind), (down, ""))
     ]
     rows = min(tile.bm for tile in tiles)  # both products go by one table of blocks
     tiles = [replace(tile, bm=rows) for tile in tiles]
@@ -238,17 +242,17 @@ def configurations() -> Iterator[Ahead]:
     for dtype, name in NUMBERS.items():
         for form in _FORMS if dtype is not torch.bfloat16 else (*_FORMS, *_RARER):
             for each in (1,) if dtype is torch.float32 else (1, 64, 128, 256)[: 4 if form[0] == "dense" else 3]:
-                tile = tile_of(each, 1, form[3], dtype, form[0] != "dense")
                 for kind in (*GATED, "") if form[0] == "dense" or form == _FORMS[1] else ("silu", ""):
+                    tile = tile_of(each, 1, form[3], dtype, form[0] != "dense", kind)
                     for bias in {"": (False, True), "swiglu_oai": (True,)}.get(kind, (False,)):
                         if form[0] == "dense" or not bias:
                             yield _ahead(name, *form, str(each), tile, kind, bias)
     dense = ("bf16", "dense", 0, 0)
     for kind in ("silu", ""):  # columns that no tile divides; and rows in blocks of a packed matrix beside it
-        for each in (1, 64, 128, 256):
-            tile = tile_of(each, 1, 32, torch.bfloat16, False)
+        for each in (1, 64, 128):
+            tile = tile_of(each, 1, 0, torch.bfloat16, False, kind)
             yield _ahead(*dense, 32, False, f"odd-{each}", tile, kind, False, whole=False)
-        beside = replace(tile_of(256, 1, 128, torch.bfloat16, False), bm=64)
+        beside = replace(tile_of(256, 1, 128, torch.bfloat16, False, kind), bm=64)
         yield _ahead(*dense, 128, False, "beside", beside, kind, False)
     for size, count in ((16, 8), (1024, 128), (1024, 512)):
         yield Ahead(
