@@ -36,12 +36,11 @@ class PagePool:
         self.page_size = page_size
         self.cluster = cluster
         clusters, whole = -(-pages // cluster), pages // cluster
-        self._is_free = np.arange(clusters * cluster).reshape(clusters, cluster) < pages
-        self._count = self._is_free.sum(axis=1)
-        self._whole: IntArray = np.arange(
-            clusters - 1, -1, -1, dtype=np.int32
-        )  # a stack, the top is at ``_whole_count``
-        self._whole[:whole] = self._whole[clusters - whole :].copy()
+        self._is_free = np.zeros((clusters, cluster), dtype=np.bool_)
+        self._is_free.reshape(-1)[:pages] = True
+        self._count: IntArray = self._is_free.sum(axis=1, dtype=np.int32)
+        self._whole: IntArray = np.zeros(clusters, dtype=np.int32)  # a stack of ``_whole_count``, the lowest on top
+        self._whole[:whole] = np.arange(whole - 1, -1, -1)
         self._whole_count = whole
         self._free = pages
 
