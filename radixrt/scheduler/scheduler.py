@@ -515,13 +515,14 @@ class Scheduler:
         return self.pool.free_pages * self.pool.page_size + evictable
 
     def _make_room(self, pages: int) -> bool:
-        """Evict until ``pages`` pages are free; False where the tree has not enough that nobody holds."""
+        """Evict until ``pages`` pages are free; False where the tree has not enough that nobody holds.
+
+        Where pages lie in clusters more may go, see ``PagePool.shortage``, but nothing that is kept for a program.
+        """
         size = self.pool.page_size
         missing, wanted = (pages - self.pool.free_pages) * size, self.pool.shortage(pages) * size
         if self.tree is not None and wanted > 0 and self.tree.evictable_tokens >= missing:
-            spare = (
-                self.tree.evictable_tokens - self.tree.held_tokens
-            )  # what is kept for a program is no price for order
+            spare = self.tree.evictable_tokens - self.tree.held_tokens
             for slots in self.tree.evict(max(missing, min(wanted, spare))):
                 self.pool.free(slots)
         return self.pool.free_pages >= pages
